@@ -48,12 +48,11 @@ def nodes(folder: Path, *arguments: object, places: Sequence[Host] = ()) -> Iter
     port, address = own_port(), places[0].address if places else "127.0.0.1"
     begun: list[Job] = []
 
-    def begin(name: str, rank: int | None = None, waits: bool = True, more: Sequence[str] = ()) -> Job:
+    def begin(name: str, waits: bool = True, more: Sequence[str] = ()) -> Job:
         if begun and waits:  # The first one serves the rendezvous, so the run needs it.
             wait_until(lambda: _listens(address, port), 120)
         (folder / name / "tmp").mkdir(parents=True)
-        place = f"{address}:{port}"
-        meet = ["--rdzv-endpoint", place] if rank is None else ["--node-rank", str(rank), "--master", place]
+        meet = ["--rdzv-endpoint", f"{address}:{port}"]
         with (folder / name / "said").open("w") as said:
             words = [*SAMEBITS, "train", TINY, *SETTINGS, *QUICK, *map(str, arguments), *more, "--procs", "1", *meet,
                      "--run-dir", str(folder / "run")]  # fmt: skip
@@ -111,14 +110,14 @@ def test_a_lost_node_is_done_without_and_taken_back(undisturbed: str, slow: tupl
 
 @pytest.mark.timeout(400)
 @pytest.mark.lab
-def test_a_node_that_was_given_a_rank_may_be_lost_and_started_again_with_it(
+def test_a_node_that_the_run_waits_for_may_be_lost_and_started_again(
     undisturbed: str, slow: tuple[str, str], tmp_path: Path
 ) -> None:
     with nodes(tmp_path, *slow, "--nodes", "2", "--max-restarts", "1") as begin:
-        first, second = begin("a", 0), begin("b", 1)
+        first, second = begin("a"), begin("b")
         first.wait_for_step(2)
         kill_node(second)
-        third = begin("c", 1)
+        third = begin("c")
         hurry(tmp_path)
         for job in (first, third):
             assert job.process.wait(LONG_S) == 0, said(tmp_path, "a") + said(tmp_path, "c")

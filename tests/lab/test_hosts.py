@@ -80,50 +80,6 @@ def test_nodes_meet_at_the_one_that_is_named_and_the_run_is_kept_there(
     assert not (tmp_path / "n1" / "run" / "weights.safetensors").exists()
 
 
-def test_machines_that_were_given_ranks_meet_at_the_master(
-    three: list[Host], command: Command, environ: dict[str, str], wanted: str, tmp_path: Path
-) -> None:
-    started = []
-    for rank, host in enumerate(reversed(three)):  # not the order of their addresses
-        train = command("--nodes", 3, "--procs", 1, "--node-rank", rank, "--master-addr", "n3", "--master-port", 29520)
-        started.append(host.start(*_with_own_disk(host, tmp_path, train), env=environ | KEY, cwd=tmp_path))
-    with _running(*started) as processes:
-        said = _ended(processes)
-    assert "3 processes on 3 hosts" in said[0]
-    assert weights(tmp_path / "n3" / "run") == wanted
-    assert [(tmp_path / f"n{3 - rank}" / "run" / "logs" / f"rank-{rank}.log").is_file() for rank in range(3)] == [
-        True
-    ] * 3
-
-
-def test_a_machine_s_rank_that_is_missing_or_taken_or_whose_master_is_away_is_named(
-    three: list[Host], command: Command, environ: dict[str, str], tmp_path: Path
-) -> None:
-    join = ("--nodes", 3, "--procs", 1, "--master", "n1:29521", "cluster.join_timeout_s=30", "--node-rank")
-    away = three[1].run(*command(*join, 1, "cluster.join_timeout_s=7"), env=environ, cwd=tmp_path)
-    assert away.returncode == 4
-    assert re.search(r"node rank 1 \(n2\) waited \d+ s for node rank 0 at n1:29521: connection refused", away.stderr)
-    assert "--node-rank 0" in away.stderr
-    elsewhere = three[1].run(*command(*join, 0), env=environ, cwd=tmp_path)
-    assert elsewhere.returncode == 4
-    assert "node rank 0 must run on n1, but this is n2" in elsewhere.stderr
-    first = tmp_path / "said"
-    with first.open("w") as file:
-        started = [three[0].start(*command(*join, 0), env=environ, cwd=tmp_path, stdout=file)]
-    started.append(three[1].start(*command(*join, 1), env=environ, cwd=tmp_path))
-    with _running(*started) as processes:
-        wait_until(lambda: "2 have joined" in first.read_text())
-        twice = three[2].run(*command(*join, 1), env=environ, cwd=tmp_path)
-        said = [process.communicate(timeout=LONG_S)[0] for process in processes]
-        said[0] = first.read_text()
-    assert twice.returncode == 4
-    assert "two machines have node rank 1" in twice.stderr
-    assert re.search(r"n2 pid \d+\n.*n3 pid \d+", twice.stderr)
-    assert [process.returncode for process in processes] == [4, 4], said
-    assert "gave up waiting for 3 nodes at n1:29521" in said[0]
-    assert "node rank 2" in said[0]
-
-
 def test_torchrun_on_two_hosts_static_and_c10d(
     three: list[Host], command: Command, environ: dict[str, str], wanted: str, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ import typer
 from typer.main import get_command
 
 from samebits.cli.app import app
-from samebits.cli.options import DEBUG_VARIABLE
+from samebits.cli.options import DEBUG_VARIABLE, removed_option
 from samebits.cluster import abort
 from samebits.errors import ConfigError, LaunchError, SamebitsError, to_json
 from samebits.launch.ssh import stop_at_eof
@@ -105,6 +105,9 @@ def run(arguments: Sequence[str], error_file: str | None = None) -> int:
         if not (hasattr(error, "show") and hasattr(error, "exit_code")):
             raise
         option = getattr(error, "option_name", None)
+        if option and (removed := removed_option(option, list(arguments))) is not None:
+            _print_error(removed)
+            return removed.exit_code
         instead = _instead_of(option, list(arguments)) if option else ""
         if instead:
             vars(error)["possibilities"] = (

@@ -2,10 +2,11 @@
 
 import json
 import os
+import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 from typer.core import TyperArgument, TyperGroup
 
 from samebits.config.given import given_path
-from samebits.errors import printable
+from samebits.errors import ConfigError, printable
 
 DEBUG_VARIABLE = "SAMEBITS_DEBUG"
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
@@ -173,3 +174,34 @@ Init = Annotated[
 ]
 Rank = Annotated[int | None, typer.Option(metavar="R", help="Rank of this process, from 0.")]
 WorldSize = Annotated[int | None, typer.Option(metavar="W", help="Number of processes in all.")]
+
+
+# Options that torchrun's own launch, or `--rdzv-endpoint`, has made superfluous.
+_REMOVED = ("--node-rank", "--master", "--master-addr", "--master-port")
+
+
+def removed_option(option: str, arguments: Sequence[str]) -> ConfigError | None:
+    """Return the error for an option that was removed, with the line to use instead; None for another option."""
+    if option not in _REMOVED or arguments[:1] != ["train"]:
+        return None
+    from samebits.launch.start import DEFAULT_PORT
+
+    given: dict[str, str] = {}
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, has_value, value = word.partition("=")
+        if name in _REMOVED:
+            given[name] = value if has_value else next(words, "")
+        else:
+            rest.append(word)
+    host = given.get("--master") or given.get("--master-addr") or "HOST"
+    if host.count(":") > 1 and "[" not in host:
+        host = f"[{host}]"
+    if not host.rpartition("]")[2].count(":"):
+        host += f":{given.get('--master-port') or DEFAULT_PORT}"
+    line = shlex.join(["samebits", *rest, "--rdzv-endpoint", host])
+    return ConfigError(
+        f"{option} is not an option any more: the launchers number the machines",
+        fix=f"Type the same line on all machines: {line}",
+    )

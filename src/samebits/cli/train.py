@@ -48,21 +48,6 @@ Endpoint = Annotated[
         help="Address of the rendezvous; HOST is one of the nodes.",
     ),
 ]
-NodeRank = Annotated[
-    int | None, typer.Option(metavar="R", help="Rank of this node, from 0; with --master.")
-]
-Master = Annotated[
-    str | None,
-    typer.Option(
-        "--master",
-        "--master-addr",
-        metavar="HOST:PORT",
-        help="Address of node rank 0; the same on all nodes.",
-    ),
-]
-MasterPort = Annotated[
-    int | None, typer.Option(min=1, max=65535, metavar="PORT", help="Port of --master.")
-]
 RunId = Annotated[
     str | None,
     typer.Option(
@@ -115,9 +100,6 @@ def train(
     nodes: NumNodes = None,
     rdzv_endpoint: Endpoint = None,
     rdzv_id: RunId = None,
-    node_rank: NodeRank = None,
-    master: Master = None,
-    master_port: MasterPort = None,
     hosts: Hosts = None,
     run_dir: RunDir = None,
     resume: Resume = "never",
@@ -164,8 +146,7 @@ def train(
         if here is None:  # of ranks, rank 0 checks
             check_trackers(loaded.config.report.trackers)
         if hosts is not None:
-            given = {"--nodes": nodes, "--procs": procs, "--init": init, "--rank": rank, "--node-rank": node_rank,
-                     "--master": master}  # fmt: skip
+            given = {"--nodes": nodes, "--procs": procs, "--init": init, "--rank": rank}
             arguments = command_arguments(found, loaded.diff)
             return _on_hosts(
                 hosts,
@@ -184,8 +165,9 @@ def train(
         from samebits.launch.subcommand import end_with_caller
 
         end_with_caller()
-        options = LaunchOptions(procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts, node_rank,
-                                _with_port(master, master_port))  # fmt: skip
+        options = LaunchOptions(
+            procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts
+        )
         from samebits.cli.start_run import train_command  # late: --help needs none of it
 
         return train_command(found, loaded, run_dir, resume, options, stop_after)
@@ -247,23 +229,6 @@ def _on_hosts(
     finally:
         if run_dir is None:
             drop_empty(folder)
-
-
-def _with_port(master: str | None, port: int | None) -> str | None:
-    """Join torchrun's two options for one address."""
-    if port is None:
-        return master
-    if master is None:
-        raise ConfigError(
-            f"--master-port {port} was given without --master",
-            fix="Add --master HOST, or give both as --master HOST:PORT.",
-        )
-    if master.count(":") == 1 or "]:" in master:
-        raise ConfigError(
-            f"--master {master} has a port, and --master-port is {port}",
-            fix="Remove --master-port.",
-        )
-    return f"[{master}]:{port}" if ":" in master and "[" not in master else f"{master}:{port}"
 
 
 def _stored_source(

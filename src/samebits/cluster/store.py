@@ -240,7 +240,7 @@ def open_for_nodes(nodes: RendezvousConfig, report: Callable[[str], None]) -> tu
     host, port = split_endpoint(nodes.endpoint)
     addresses = resolve_host(host, port, nodes.endpoint)
     if nodes.rank == 0:
-        _check_local(host, addresses, nodes.endpoint, "node rank 0", "--master")
+        _check_local(host, addresses, nodes.endpoint, "node rank 0", "--rdzv-endpoint")
         return serve_store(host, port, nodes.endpoint, SERVE_S, "node rank 0"), True
     me = f"node {socket.gethostname()}"
     whom = "the rendezvous"

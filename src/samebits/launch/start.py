@@ -108,10 +108,6 @@ class LaunchOptions:
     rank: int | None = None  #: Rank of this process.
     world_size: int | None = None  #: Number of processes.
     max_restarts: int = 0  #: How often to restart after a failure.
-    node_rank: int | None = (
-        None  #: Rank of this machine, if the user numbers them; requires `master`.
-    )
-    master: str | None = None  #: HOST:PORT on the machine with node rank 0.
 
 
 def default_procs(config: RunConfig) -> int:
@@ -156,21 +152,17 @@ def rendezvous_config(
         if options.nodes is not None
         else ProcessRange(1, 1)
     )
-    option = "--rdzv-endpoint" if options.master is None else "--master"
-    endpoint = options.endpoint if options.master is None else options.master
     if size.most == 1:
-        if endpoint is not None or options.node_rank is not None:
-            given = option if endpoint is not None else "--node-rank"
+        if options.endpoint is not None:
             raise ConfigError(
-                f"{given} was given for one machine", fix="Add the number of machines: --nodes 2"
+                "--rdzv-endpoint was given for one machine",
+                fix="Add the number of machines: --nodes 2",
             )
         return None
-    _check_node_rank(options, size)
-    if endpoint is None:
+    if options.endpoint is None:
         raise ConfigError(
-            f"--nodes {size} was given without --rdzv-endpoint or --master",
-            fix="On all machines, add the same --rdzv-endpoint HOST:PORT, where HOST is one of them; "
-            "or the same --master HOST:PORT and its own --node-rank.",
+            f"--nodes {size} was given without --rdzv-endpoint",
+            fix="On all machines, add the same --rdzv-endpoint HOST:PORT, where HOST is one of them.",
         )
     if run_dir is None:
         raise ConfigError(
@@ -180,61 +172,29 @@ def rendezvous_config(
     cluster = config.cluster
     return RendezvousConfig(
         size=size,
-        endpoint=with_port(endpoint, option),
+        endpoint=with_port(options.endpoint),
         run_id=options.run_id or run_dir.absolute().name or "samebits",
         join_timeout_s=cluster.join_timeout_s,
         last_call_s=cluster.last_call_s,
         node_timeout_s=cluster.node_timeout_s,
-        rank=options.node_rank,
         folder=run_dir,
         has_own_id=bool(options.run_id),
         shared=shared_settings(config.model_dump(mode="json"), config.recipe),
     )
 
 
-def with_port(endpoint: str, option: str) -> str:
+def with_port(endpoint: str) -> str:
     """Return HOST:PORT for HOST or HOST:PORT."""
     match = re.fullmatch(r"(\[[^][/\s]+\]|[^][:/\s]+)(?::([0-9]{1,5}))?", endpoint)
     port = int(match[2] or DEFAULT_PORT) if match else 0
     if match is None or not 1 <= port <= 65535:
         raise ConfigError(
-            f"{option} is {endpoint!r}",
+            f"--rdzv-endpoint is {endpoint!r}",
             allowed=f"HOST:PORT with a port from 1 to 65535, or HOST for port {DEFAULT_PORT};\n"
             "an IPv6 address in brackets: [::1]:PORT",
-            fix=f"Set {option} to one of the machines, such as {option} node1:{DEFAULT_PORT}.",
+            fix=f"Set it to one of the machines, such as --rdzv-endpoint node1:{DEFAULT_PORT}.",
         )
     return f"{match[1]}:{port}"
-
-
-def _check_node_rank(options: LaunchOptions, size: ProcessRange) -> None:
-    if options.master is not None and options.endpoint is not None:
-        raise ConfigError(
-            f"--master {options.master} and --rdzv-endpoint {options.endpoint} were both given",
-            fix="Use --master with --node-rank; or only --rdzv-endpoint, which numbers the machines.",
-        )
-    if (options.master is None) != (options.node_rank is None):
-        given, missing = (
-            ("--master", "--node-rank")
-            if options.node_rank is None
-            else ("--node-rank", "--master")
-        )
-        raise ConfigError(
-            f"{given} was given without {missing}",
-            fix="Give all machines the same --master HOST:PORT and each its own --node-rank; HOST has node rank 0.",
-        )
-    if options.node_rank is None:
-        return
-    if size.is_elastic:
-        raise ConfigError(
-            f"--nodes {size} was given with --node-rank",
-            fix="Give a single number of machines, or use --rdzv-endpoint in place of --master and --node-rank.",
-        )
-    if not 0 <= options.node_rank < size.most:
-        raise ConfigError(
-            f"--node-rank is {options.node_rank}, but --nodes is {size}",
-            allowed=f"0 to {size.most - 1}",
-            fix="Give each machine its own --node-rank, counted from 0.",
-        )
 
 
 def resume_from(resume: str, run_dir: Path | None) -> str:

@@ -224,7 +224,7 @@ def _rendezvous(given: argparse.Namespace, nnodes: int, num_ranks: int) -> Rende
     digest = hashlib.sha256(f"{endpoint} {run_id}".encode()).hexdigest()[:12]
     return RendezvousConfig(
         size=ProcessRange(nnodes, nnodes),
-        endpoint=with_port(endpoint, "--rdzv-endpoint"),
+        endpoint=with_port(endpoint),
         run_id=run_id,
         join_timeout_s=cluster.join_timeout_s,
         last_call_s=cluster.last_call_s,

@@ -3,6 +3,7 @@ import os
 import pty
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -65,9 +66,6 @@ def test_train_hands_over_what_was_typed(api: FakeApi) -> None:
     assert api.calls == [("digits", ["epochs=2", "optim.lr=0.5"], Path("runs/a"), "auto", asked)]
 
 
-RANK_1 = ["--nodes", "2", "--node-rank", "1"]
-
-
 @pytest.mark.parametrize(
     ("typed", "options"),
     [
@@ -75,8 +73,6 @@ RANK_1 = ["--nodes", "2", "--node-rank", "1"]
         (["--local_rank=0"], LaunchOptions()),  # as old launchers give it
         (["--nnodes", "2:3", "--nproc-per-node", "2", "--rdzv-endpoint", "h:1", "--rdzv-id", "a"],
          LaunchOptions("2", "2:3", "h:1", "a")),
-        ([*RANK_1, "--master", "h:5"], LaunchOptions(nodes="2", node_rank=1, master="h:5")),
-        ([*RANK_1, "--master-addr", "h", "--master-port", "5"], LaunchOptions(nodes="2", node_rank=1, master="h:5")),
     ],
 )  # fmt: skip
 def test_torchruns_names_are_other_names_for_ours(api: FakeApi, typed: list[str], options: LaunchOptions) -> None:
@@ -84,10 +80,32 @@ def test_torchruns_names_are_other_names_for_ours(api: FakeApi, typed: list[str]
     assert api.calls == [("digits", [], None, "never", options)]
 
 
-@pytest.mark.parametrize("master", [["--master", "h:5", "--master-port", "5"], ["--master-port", "5"]])
-def test_a_port_that_is_given_twice_or_without_a_host_is_refused(api: FakeApi, master: list[str]) -> None:
-    assert run(["train", "digits", "--nodes", "2", "--node-rank", "1", *master]) == ConfigError.exit_code
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        (["--node-rank", "1", "--master", "h:5"], "--rdzv-endpoint h:5"),
+        (["--node-rank=1", "--master-addr=h", "--master-port=5"], "--rdzv-endpoint h:5"),
+        (["--master-port", "5", "--master-addr", "::1", "--node-rank", "0"], "--rdzv-endpoint '[::1]:5'"),
+        (["--master", "[::1]:5", "--node-rank", "0"], "--rdzv-endpoint '[::1]:5'"),
+        (["--node-rank", "0", "--master", "h"], "--rdzv-endpoint h:29400"),
+        (["--node-rank", "0"], "--rdzv-endpoint HOST:29400"),
+    ],
+)
+def test_a_removed_option_of_node_ranks_names_the_line_to_use_instead(
+    api: FakeApi, typed: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rest = ["train", "digits", "optim.lr=0.5", "--nodes", "2"]
+    assert run([*rest[:2], *typed, *rest[2:]]) == ConfigError.exit_code
+    said = " ".join(capsys.readouterr().err.split())
+    assert "is not an option any more" in said
+    assert f"Type the same line on all machines: samebits {' '.join(rest)} {line}" in said
     assert api.calls == []
+    assert run([*rest, *shlex.split(line)]) == 0  # as the error says
+
+
+def test_an_option_that_never_existed_is_answered_as_before(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "digits", "--node-number", "1"]) == 2
+    assert "No such option" in capsys.readouterr().err
 
 
 def test_a_wrong_setting_is_refused_before_anything_starts(api: FakeApi, capsys: pytest.CaptureFixture[str]) -> None:

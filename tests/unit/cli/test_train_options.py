@@ -12,7 +12,6 @@ from samebits.cli.main import run
 from samebits.config.schema import RunConfig
 from samebits.errors import CheckpointError, ConfigError, LaunchError
 from samebits.launch import start
-from samebits.launch.start import LaunchOptions
 from samebits.process_range import ProcessRange
 
 
@@ -22,13 +21,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     made: list[tuple[Any, ...]] = []
     monkeypatch.setattr(start_run, "train_command", lambda *arguments: made.append(arguments) or 0)
     return made
-
-
-def test_a_master_with_an_address_of_many_colons_gets_brackets(calls: list[tuple[Any, ...]]) -> None:
-    node = ["--nodes", "2", "--node-rank", "1"]
-    for master in ("::1", "[::1]"):
-        assert run(["train", "digits", *node, "--master", master, "--master-port", "5"]) == 0
-    assert {call[-2] for call in calls} == {LaunchOptions(nodes="2", node_rank=1, master="[::1]:5")}
 
 
 def test_a_run_folder_at_home(calls: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

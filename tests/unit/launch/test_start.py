@@ -33,12 +33,6 @@ def test_the_endpoint_has_torchruns_port_by_default() -> None:
         assert nodes.endpoint == whole
 
 
-def test_machines_with_node_ranks_use_the_master_as_endpoint() -> None:
-    nodes = rendezvous_config(LaunchOptions(nodes="2", node_rank=1, master="a:1"), CONFIG, RUN)
-    assert nodes is not None
-    assert (nodes.size.least, nodes.size.most, nodes.endpoint, nodes.rank) == (2, 2, "a:1", 1)
-
-
 @pytest.mark.parametrize(
     ("settings", "visible", "expected"),
     [
@@ -61,20 +55,7 @@ def test_as_many_processes_start_as_can_be_put_to_use(
 @pytest.mark.parametrize(
     ("options", "run_dir", "text"),
     [
-        (LaunchOptions(nodes="2"), RUN, "--nodes 2 was given without --rdzv-endpoint or --master"),
-        (LaunchOptions(nodes="2", node_rank=2, master="a"), RUN, "--node-rank is 2, but --nodes is 2"),
-        (LaunchOptions(nodes="2", node_rank=-1, master="a"), RUN, "--node-rank is -1, but --nodes is 2"),
-        (LaunchOptions(nodes="2", node_rank=1), RUN, "--node-rank was given without --master"),
-        (LaunchOptions(nodes="2", master="a"), RUN, "--master was given without --node-rank"),
-        (
-            LaunchOptions(nodes="2", master="a", endpoint="a", node_rank=1),
-            RUN,
-            "--master a and --rdzv-endpoint a were both given",
-        ),
-        (LaunchOptions(nodes="1:2", master="a", node_rank=1), RUN, "--nodes 1:2 was given with --node-rank"),
-        (LaunchOptions(node_rank=0), RUN, "--node-rank was given for one machine"),
-        (LaunchOptions(node_rank=0, master="a"), RUN, "--master was given for one machine"),
-        (LaunchOptions(nodes="2", node_rank=1, master="tcp://a"), RUN, "--master is 'tcp://a'"),
+        (LaunchOptions(nodes="2"), RUN, "--nodes 2 was given without --rdzv-endpoint"),
         (LaunchOptions(nodes="2", endpoint="a:1"), None, "--nodes 2 was given without --run-dir"),
         (LaunchOptions(endpoint="a:1"), RUN, "--rdzv-endpoint was given for one machine"),
         (LaunchOptions(nodes="2", endpoint="tcp://a:1"), RUN, "--rdzv-endpoint is 'tcp://a:1'"),
@@ -85,7 +66,7 @@ def test_as_many_processes_start_as_can_be_put_to_use(
         (LaunchOptions(nodes="2", endpoint="a:abc"), RUN, "--rdzv-endpoint is 'a:abc'"),
         (LaunchOptions(nodes="2", endpoint="a:"), RUN, "--rdzv-endpoint is 'a:'"),
         (LaunchOptions(nodes="2", endpoint="::1"), RUN, "an IPv6 address in brackets"),
-        (LaunchOptions(nodes="2", node_rank=1, master="a:65536"), RUN, "--master is 'a:65536'"),
+        (LaunchOptions(nodes="2", endpoint="a:65536"), RUN, "--rdzv-endpoint is 'a:65536'"),
     ],
 )
 def test_incomplete_options_are_refused_with_a_fix(options: LaunchOptions, run_dir: Path | None, text: str) -> None:
