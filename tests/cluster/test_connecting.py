@@ -41,13 +41,6 @@ def test_rank_0_that_is_killed_before_it_connects_is_named(visits: Callable[...,
     check_names(visits(init, 1, 2).error(), 0, victim.process.pid, "its (process has ended|store is lost)")
 
 
-@pytest.mark.full
-def test_ranks_that_meet_in_a_file_name_one_that_is_killed(visits: Callable[..., Any], tmp_path: Path) -> None:
-    init = f"file://{tmp_path}/meet"
-    victim = visits(init, 0, 2, scenario=joiner.DIES_EARLY)
-    check_names(visits(init, 1, 2).error(), 0, victim.process.pid, "its process has ended")
-
-
 def test_a_rank_of_another_host_that_is_silent_is_named(visits: Callable[..., Any], init: str) -> None:
     first = visits(init, 0, 2, constants={"SILENT_S": 5.0, "REPORT_EVERY_S": 2.0, "QUIET_S": 0.0})
     victim = visits(init, 1, 2, scenario=joiner.DIES_ELSEWHERE)

@@ -19,7 +19,7 @@ from tests import warm_start
 from tests.runs import SAMEBITS, TINY, environment, kill_session, own_port, result
 
 KEY = "a secret that strangers do not know"
-KINDS = ("procs", "procs", "nodes", "nodes", "init", "env", "file", "torchrun")
+KINDS = ("procs", "procs", "nodes", "nodes", "init", "env", "env", "torchrun")
 # Short waits, so that a run that cannot continue ends soon.
 SETTINGS = (
     "epochs=1", "report.tensorboard=false", "cluster.join_timeout_s=40", "cluster.timeout_s=40",
@@ -39,7 +39,7 @@ class Trial:
         rng = random.Random(self.seed)
         self.kind = rng.choice(KINDS)
         self.size = rng.choice((2, 2, 3, 4)) if self.kind != "nodes" else 2
-        self.key = KEY if self.kind in ("init", "env", "file", "torchrun") and rng.random() < 0.5 else ""
+        self.key = KEY if self.kind in ("init", "env", "torchrun") and rng.random() < 0.5 else ""
         self.deeds = rng.sample(sorted(DEEDS), rng.choice((1, 2, 4, len(DEEDS))))
         self.start_s = rng.choice((0.0, 0.0, rng.uniform(0, 2), rng.uniform(0, 10)))
         self.num_deeds = rng.choice((3, 10, 40))
@@ -72,8 +72,8 @@ def begin(trial: Trial, folder: Path) -> tuple[list[subprocess.Popen[str]], list
         commands = [([*SAMEBITS, *train], {**more, **at, "RANK": str(rank)}) for rank in range(size)]
         ports = [port]
     else:
-        init, ports = (f"tcp://{host}:{port}", [port]) if trial.kind == "init" else (f"file://{folder}/store", [])
-        words = ["--init", init, "--world-size", str(size), "--rank"]
+        ports = [port]
+        words = ["--init", f"tcp://{host}:{port}", "--world-size", str(size), "--rank"]
         commands = [([*SAMEBITS, *train, *words, str(rank)], more) for rank in range(size)]
     processes = []
     for number, (command, variables) in enumerate(commands):
@@ -100,8 +100,6 @@ def run_trial(trial: Trial, folder: Path, expected: str) -> dict[str, Any]:
                          folder.parent / f"seen-{number}.json")  # fmt: skip
             attackers.append(multiprocessing.get_context("fork").Process(target=attack, args=arguments))
             attackers[-1].start()
-        if trial.kind == "file":
-            write_to_file(trial, folder / "store")
         for one in attackers:
             one.join(trial.start_s + MOST_S + 60)
         with contextlib.suppress(FileNotFoundError):
@@ -128,27 +126,6 @@ def run_trial(trial: Trial, folder: Path, expected: str) -> dict[str, Any]:
 def num_done(folder: Path) -> int:
     """How many deeds got through to a port."""
     return sum(sum(json.loads(path.read_text()).values()) for path in folder.glob("done-*.json"))
-
-
-def write_to_file(trial: Trial, path: Path) -> None:
-    """Do to a store in a file what a program can that may write it."""
-    rng, limit = trial.rng, time.monotonic() + 60
-    while not path.exists() and time.monotonic() < limit:
-        time.sleep(0.005)
-    end = time.monotonic() + trial.num_deeds / 4
-    while time.monotonic() < end:
-        time.sleep(rng.choice((0.01, 0.1, 0.5)))
-        with contextlib.suppress(OSError):
-            size = path.stat().st_size
-            with path.open("r+b") as file:
-                deed = rng.randrange(4)
-                file.seek(rng.randrange(size + 1) if deed == 0 else 0, 0 if deed == 0 else 2)
-                if deed < 2:
-                    file.write(rng.randbytes(rng.randrange(1, 100)))
-                elif deed == 2:
-                    file.truncate(rng.randrange(size + 1))
-                else:
-                    file.write((1 << 40).to_bytes(8, "little") + b"x")
 
 
 def faults(trial: Trial, folder: Path, codes: Sequence[int | None], said: Sequence[str], expected: str) -> list[str]:

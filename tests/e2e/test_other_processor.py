@@ -41,7 +41,7 @@ def test_a_resume_on_another_processor_is_refused_by_default_and_possible_on_req
 
 
 def test_ranks_with_different_processors_are_refused_by_name(tmp_path: Path) -> None:
-    join = ["--init", f"file://{tmp_path}/meet", "--world-size", 2, "--run-dir", tmp_path / "run"]
+    join = ["--init", f"tcp://127.0.0.1:{own_port()}", "--world-size", 2, "--run-dir", tmp_path / "run"]
     ranks = [
         start("train", TINY, "epochs=1", *join, "--rank", rank, cwd=tmp_path, **more)
         for rank, more in enumerate([{}, OTHER])
@@ -79,7 +79,7 @@ def test_a_portable_run_has_one_hash_in_any_world_on_any_processor(tmp_path: Pat
     samebits("train", TINY, *PORTABLE, "--procs", 1, "--run-dir", tmp_path / "one", cwd=tmp_path)
     other = {**OTHER, "MKL_CBWR": "COMPATIBLE"}
     samebits("train", TINY, *PORTABLE, "--procs", 2, "--run-dir", tmp_path / "two", cwd=tmp_path, **other)
-    join = ["--init", f"file://{tmp_path}/meet", "--world-size", 2, "--run-dir", tmp_path / "mixed"]
+    join = ["--init", f"tcp://127.0.0.1:{own_port()}", "--world-size", 2, "--run-dir", tmp_path / "mixed"]
     ranks = [
         start("train", TINY, *PORTABLE, *join, "--rank", rank, cwd=tmp_path, **more)
         for rank, more in enumerate([{}, OTHER])

@@ -53,18 +53,6 @@ def test_tcp_hosts(three: list[Host], command: Command, environ: dict[str, str],
     assert weights(tmp_path / "run") == wanted
 
 
-def test_two_hosts_by_rank_over_a_shared_file(
-    three: list[Host], command: Command, environ: dict[str, str], wanted: str, tmp_path: Path
-) -> None:
-    join = ("--init", f"file://{tmp_path}/meeting", "--world-size", 2, "--rank")
-    # A file has no network address, so each host gets the interface on which the others reach it.
-    variables = {**environ, "GLOO_SOCKET_IFNAME": "eth0"}
-    started = [host.start(*command(*join, rank), env=variables, cwd=tmp_path) for rank, host in enumerate(three[:2])]
-    with _running(*started) as processes:
-        _ended(processes)
-    assert weights(tmp_path / "run") == wanted
-
-
 def test_nodes_meet_at_the_one_that_is_named_and_the_run_is_kept_there(
     three: list[Host], command: Command, environ: dict[str, str], wanted: str, tmp_path: Path
 ) -> None:

@@ -226,7 +226,7 @@ def _form(meeting: str, rank: int, size: int) -> World:
 
     if dist.is_initialized():
         dist.destroy_process_group()
-    assignment = RankAssignment(rank, size, rank, size, f"file://{meeting}", "command line")
+    assignment = RankAssignment(rank, size, rank, size, "tcp://127.0.0.1:1", "command line")
     store = dist.FileStore(meeting, size) if size > 1 else None
     if store is not None:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=100))

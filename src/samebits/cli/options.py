@@ -169,7 +169,7 @@ Init = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Join other processes at tcp://HOST:PORT, file:///PATH or env://, with --rank and --world-size.",
+        help="Join other processes at tcp://HOST:PORT or env://, with --rank and --world-size.",
     ),
 ]
 Rank = Annotated[int | None, typer.Option(metavar="R", help="Rank of this process, from 0.")]

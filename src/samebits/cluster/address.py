@@ -137,7 +137,7 @@ def command_of(pid: int) -> str:
 def interface_towards(init: str) -> str:
     """Return the network interface by which this machine reaches the host of `tcp://HOST:PORT`; empty if unknown.
 
-    A file:// address does not name a host, so the result is empty.
+    An address of another form does not name a host, so the result is empty.
     """
     parts = urlsplit(init)
     if parts.scheme != "tcp" or not sys.platform.startswith("linux"):

@@ -6,6 +6,7 @@ Only this module and `schedulers.py`, which translates the variables of Slurm an
 import os
 import re
 import shlex
+import socket
 import sys
 import zlib
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -163,7 +164,7 @@ KEY = "SAMEBITS_KEY"
 VIEWS = "SAMEBITS_VIEWS"
 MEMBER = "SAMEBITS_MEMBER"
 SHORTEST_KEY = 16
-FORMS = "tcp://HOST:PORT, file:///PATH or env://"
+FORMS = "tcp://HOST:PORT or env://"
 _FIX_INIT = "Set {} to one of these forms."
 
 
@@ -176,7 +177,7 @@ class RankAssignment:
     #: Rank among the processes of this machine; None if unknown until the rendezvous.
     local_rank: int | None
     local_world_size: int | None  #: Number of processes on this machine; None if unknown.
-    init: str  #: Address of the rendezvous: tcp://HOST:PORT or file:///PATH; empty for a world of one process.
+    init: str  #: Address of the rendezvous: tcp://HOST:PORT; empty for a world of one process.
     started_by: StartedBy  #: What started the processes.
     restart: int = 0  #: How often the launcher has restarted them.
     agent_store: bool = (
@@ -363,14 +364,13 @@ def check_init(init: str, where: str = "--init") -> str:
             )
         return init
     if parts.scheme == "file":
-        # urlsplit parses the first folder of file://name/x as a host, and would silently lose it.
-        if parts.netloc or not parts.path.strip("/"):
-            raise LaunchError(
-                f"{where} is {init}: the path must be absolute, with three slashes",
-                allowed="file:///PATH",
-                fix="Write an absolute path: file:///PATH",
-            )
-        return init
+        address = f"tcp://{socket.gethostname()}:29500"
+        raise LaunchError(
+            f"{where} is {init}: processes do not meet in a file any more",
+            allowed=FORMS,
+            fix=f"If rank 0 runs on this machine, start all processes with --init {address}; otherwise with the name "
+            "of rank 0's machine in it.",
+        )
     raise LaunchError(
         f"{where} is {init}: not an address of a rendezvous",
         allowed=FORMS,

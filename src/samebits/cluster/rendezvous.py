@@ -16,9 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore
@@ -30,7 +28,6 @@ from samebits.cluster.store import SLACK_S, Generations, open_store
 from samebits.cluster.timeout import REPORT_EVERY_S, as_clock
 from samebits.errors import LaunchError, to_json
 from samebits.open_files import out_of_files
-from samebits.scratch import is_running
 
 # How long rank 0 keeps serving the store after a fault, for the other ranks to read it.
 LINGER_S = 8.0
@@ -116,9 +113,6 @@ def goodbye(assignment: RankAssignment, store: SignedStore, timeout_s: float) ->
             and time.monotonic() < end
         ):
             time.sleep(0.005)
-    parts = urlsplit(assignment.init)
-    if assignment.rank == 0 and parts.scheme == "file":
-        Path(parts.path).unlink(missing_ok=True)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -147,7 +141,6 @@ class Rendezvous:
         # Compared with the first process that joined: a wrong size must show even if ranks 0 to N-1 all exist.
         first = _rank_info(store.put_first("first", asdict(mine))) or mine
         if first.world_size != mine.world_size:
-            self._refuse_stale(first)
             # Sorted by rank, so that one fault has one text on all ranks.
             low, high = sorted((first, mine), key=lambda info: info.rank)
             self._fault(
@@ -168,7 +161,6 @@ class Rendezvous:
             self._refuse_duplicate(other)
 
     def _refuse_duplicate(self, other: RankInfo) -> NoReturn:
-        self._refuse_stale(other)
         self._fault(
             f"two processes have rank {self.mine.rank}",
             where=f"{other}\n{self.mine}",
@@ -268,17 +260,6 @@ class Rendezvous:
             ):
                 time.sleep(0.02)
         raise error
-
-    def _refuse_stale(self, other: RankInfo) -> None:
-        """Refuse a store file of an earlier run: it contains entries of processes that have ended."""
-        parts = urlsplit(self.assignment.init)
-        if parts.scheme != "file" or other.host != self.mine.host or is_running(other.pid):
-            return
-        self._fault(
-            f"{parts.path} is left over from an earlier run",
-            where=f"its rank {other.rank} was {other}, which has ended",
-            fix=f"Remove it (rm {parts.path}), or choose another file in --init.",
-        )
 
 
 def _rank_info(value: Any) -> RankInfo | None:

@@ -240,7 +240,7 @@ def join(
         machine=machine(assignment.node),
     )
     try:
-        # In a thread, since torch reads a file that another program has damaged forever.
+        # In a thread, since another program may keep a call to the store from its end.
         store, infos = call_with_timeout(
             lambda: rendezvous.rendezvous(assignment, mine, join_timeout_s, report), limit_s
         )

@@ -1,8 +1,6 @@
-"""A file as the store, and values that no process of the run has written."""
+"""Values in the store that are not there, or that no process of the run has written."""
 
 import json
-import os
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -10,75 +8,16 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch.distributed import FileStore, HashStore, Store, TCPStore
+from torch.distributed import HashStore, Store, TCPStore
 
 from samebits.cluster import rendezvous, signed
 from samebits.cluster.env import RankAssignment
 from samebits.cluster.rendezvous import RankInfo
 from samebits.cluster.signed import Seal, SignedStore
-from samebits.cluster.store import Generations, open_store
-from samebits.errors import LaunchError
+from samebits.cluster.store import Generations
 from samebits.launch.nodes import rendezvous as admission
 from samebits.scratch import is_running
 from samebits.watchdog import detector
-
-
-def open_at(path: Path) -> None:
-    open_store(RankAssignment(0, 1, None, None, f"file://{path}", "command line"), 5.0, print)
-
-
-@pytest.mark.parametrize("is_there", [False, True])
-def test_a_file_is_made_or_taken(tmp_path: Path, is_there: bool) -> None:
-    path = tmp_path / "store"
-    if is_there:
-        path.touch()
-    open_at(path)
-    assert path.is_file()
-
-
-def test_a_file_that_cannot_be_created_is_reported_at_once(tmp_path: Path) -> None:
-    # Root may write to /proc by its permissions, but nothing can be made there.
-    for path in (Path("/proc/x"), tmp_path):
-        with pytest.raises(LaunchError, match=f"{path} can't be written: "):
-            open_at(path)
-
-
-def test_a_file_of_another_kind_is_neither_written_to_nor_removed(tmp_path: Path) -> None:
-    path = tmp_path / "thesis.txt"
-    path.write_text("mine")
-    with pytest.raises(LaunchError, match="was not created by a run"):
-        open_at(path)
-    assert path.read_text() == "mine"
-
-
-def test_a_store_file_of_other_ranks_is_accepted(tmp_path: Path) -> None:
-    open_at(tmp_path / "store")
-    assert (tmp_path / "store").stat().st_size
-    open_at(tmp_path / "store")
-
-
-def length(number: int) -> bytes:
-    return struct.pack("@I", number)
-
-
-OTHER_KEY = length(6) + b"/other" + length(1) + b"1"
-
-
-@pytest.mark.parametrize("tail", [OTHER_KEY, b"x", length(1 << 30) + b"x", length(5) + b"/lock", bytes(1000)])
-def test_a_store_that_is_damaged_or_another_program_s_is_left_alone(tmp_path: Path, tail: bytes) -> None:
-    open_at(tmp_path / "store")
-    content = (tmp_path / "store").read_bytes() + tail
-    (tmp_path / "theirs").write_bytes(content)
-    with pytest.raises(LaunchError, match="was not created by a run"):
-        open_at(tmp_path / "theirs")
-    assert (tmp_path / "theirs").read_bytes() == content
-
-
-def test_a_pipe_is_no_store(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "store")
-    with pytest.raises(LaunchError, match="was not created by a run"):
-        open_at(tmp_path / "store")
-
 
 HUGE = 10**400
 
@@ -87,7 +26,7 @@ def served(folder: Path) -> Store:
     return TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=300), wait_for_workers=False)
 
 
-@pytest.mark.parametrize("make", [served, lambda folder: HashStore(), lambda folder: FileStore(f"{folder}/store", 1)])
+@pytest.mark.parametrize("make", [served, lambda folder: HashStore()])
 def test_a_key_that_is_not_there_is_not_waited_for(make: Callable[[Path], Store], tmp_path: Path) -> None:
     raw = make(tmp_path)
     store = SignedStore(raw, Seal())
