@@ -4,9 +4,9 @@ A library's all-reduce chooses its own order of additions, which depends on the 
 in the brackets of `tree.py`:
 
     one machine                          all to all, in one or two rounds (`part.py`)
-      or with one partner a round, with small messages to more than 16 ranks (`halving.py`)
+      or with one partner a round, with small messages to more than 16 ranks (`exchange_by_halving`)
     machines with several ranks          inside a machine, between machines in one of the ways above, and inside again
-                                         (`two_level.py`)
+                                         (`exchange_in_two_levels`)
 """
 
 from collections.abc import Callable, Sequence
