@@ -49,7 +49,8 @@ def test_only_history_has_the_former_name(repo: Path) -> None:
 def test_the_core_has_few_dependencies(repo: Path) -> None:
     names = {Requirement(text).name for text in _project(repo)["dependencies"]}
     assert names == {
-        "cloudpickle", "torch", "numpy", "pillow", "psutil", "pydantic", "pyyaml", "rich", "safetensors", "typer",
+        "cloudpickle", "mpmath", "torch", "numpy", "pillow", "psutil", "pydantic", "pyyaml", "rich", "safetensors",
+        "typer",
     }  # fmt: skip
 
 

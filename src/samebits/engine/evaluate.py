@@ -1,4 +1,6 @@
-"""Evaluation: each sample of a dataset once, with metrics that are equal in every digit at any world size."""
+"""Evaluation: each sample of a dataset once, with metrics that are equal in every digit at any world size; and the
+validation of a job, with a trial of its metric before training.
+"""
 
 import logging
 import math

@@ -411,7 +411,7 @@ def _last_records(path: Path, num_bytes: int) -> tuple[dict[str, Any], dict[str,
     return last["train"], last["eval"]
 
 
-# Find the run folders below a folder, and keeps their summaries in the user's cache, so that a table is quick.
+# Find the run folders below a folder, and keep their summaries in the user's cache, so that a table is quick.
 #
 # The cache holds a summary and the sizes and times of the files that it was read from. It is written beside no run: run
 # folders may belong to others. Without a cache, or with a damaged one, everything is read again.

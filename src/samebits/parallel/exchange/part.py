@@ -27,7 +27,8 @@ from samebits.parallel.tree import Node, merged, partials, push
 
 # Tags of the messages between two ranks. Messages of several buckets that are under way must differ in theirs.
 #
-# Those of one bucket may not: messages with one tag arrive in the order in which they were posted (`exchange_in_two_levels`).
+# Those of one bucket may not: messages with one tag arrive in the order in which they were posted
+# (`exchange_in_two_levels`).
 #
 #      bit  31   30   29          16 15       6 5      0
 #          +----+----+--------------+----------+--------+
@@ -289,8 +290,8 @@ def _nodes_of(part: Part, first: int, last: int) -> list[Node]:
 
 # The rounds in which ranks exchange small sums: with all others at once, or by recursive doubling in a large world.
 #
-# Gradients are halved (`exchange_by_halving`) since their bytes count. Sums inside a pass are a few kilobytes, so only messages
-# count: in each round a rank sends all that it holds to one partner. Eight ranks with a node each, seen from rank 0:
+# Gradients are halved (`exchange_by_halving`) since their bytes count. Sums inside a pass are a few kilobytes, so only
+# messages count: in each round a rank sends all that it holds to one partner. Eight ranks with a node each, seen from rank 0:
 #
 #     round 0   send (0,1) to rank 1, receive (1,2)      hold (0,2)
 #     round 1   send (0,2) to rank 2, receive (2,4)      hold (0,4)

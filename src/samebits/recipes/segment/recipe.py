@@ -1,4 +1,4 @@
-"""The segment recipe: the parts that the engine trains, from the settings."""
+"""The segment recipe: its networks, loss and drawings, and the parts that the engine trains from them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

@@ -20,7 +20,7 @@ import sys
 import threading
 from pathlib import Path
 import torch
-from samebits import malloc
+from samebits import host_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
@@ -40,7 +40,7 @@ def allocate():
 
 where, *names = sys.argv[1:]
 for name in names:
-    getattr(malloc, name)()
+    getattr(host_memory, name)()
 torch.set_num_threads(1)
 torch.ones(5_000_000)
 before = resident()
@@ -53,7 +53,7 @@ print(faults() - count, resident() - before)
 
 
 def allocate(*calls: str, where: str = "main", **environment: str) -> tuple[int, float]:
-    """Run the program after these functions of `malloc`, the last time in the main thread or in a new one."""
+    """Run the program after these functions of `host_memory`, the last time in the main thread or in a new one."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUN"))}
     command = [sys.executable, "-c", PROGRAM, where, *calls]
     done = subprocess.run(command, env=plain | environment, capture_output=True, text=True, check=True, timeout=180)
