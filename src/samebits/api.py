@@ -14,7 +14,8 @@ from samebits.errors import ConfigError, LaunchError
 from samebits.launch.start import resume_from
 from samebits.launch.subcommand import SAMEBITS, run_subcommand
 from samebits.process_range import parse_range
-from samebits.recipes.catalog import check_tracker_files, command_arguments, find
+from samebits.recipes.catalog import command_arguments, find
+from samebits.recipes.trust import check_tracker_files
 from samebits.run_views.run import Run
 
 if TYPE_CHECKING:

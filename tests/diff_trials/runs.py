@@ -28,7 +28,8 @@ from samebits.engine.progress import StepResult
 from samebits.engine.run_spec import RunSpec
 from samebits.engine.step import run_step
 from samebits.launch.start import join_world
-from samebits.recipes.catalog import find, trust
+from samebits.recipes.catalog import find
+from samebits.recipes.trust import trust
 from tests.diff_trials import recipe as recipe_module
 
 RECIPE = Path(recipe_module.__file__)

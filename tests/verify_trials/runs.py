@@ -27,7 +27,8 @@ from samebits.engine.run_spec import RunSpec
 from samebits.engine.step import run_step
 from samebits.inference.trained_model import TrainedModel
 from samebits.launch.start import join_world
-from samebits.recipes.catalog import RecipeSpec, find, trust
+from samebits.recipes.catalog import RecipeSpec, find
+from samebits.recipes.trust import trust
 from samebits.verify.replay import Plan, Replay, replay_on
 from samebits.verify.verify import Request, Verdict, verify
 

@@ -48,7 +48,7 @@ from samebits.module.determinism import use_deterministic_algorithms
 from samebits.portable.mode import LIST_OPERATIONS, listed_operations
 from samebits.recipes.catalog import find
 
-# Read samples again, and merge a metric as 1, 2 and 3 processes would: the results must have equal bits.
+# Probes of the samples and the metric: read again, and merge as 1, 2 and 3 processes would; bits must be equal.
 
 
 WORLDS = (1, 2, 3)
@@ -162,7 +162,7 @@ def _merged(parts: Parts, pairs: list[tuple[Any, Batch]], size: int) -> dict[str
         return f"{type(error).__name__}: {error}"[:300]
 
 
-# Compute a micro-batch, another one, and the first again; and the loss of a batch and of its halves.
+# Probes of the model and the loss: a micro-batch, another one, and the first again; a batch and its halves.
 
 
 Pass = dict[str, Any]

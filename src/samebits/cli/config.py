@@ -160,7 +160,7 @@ def trust(file: TrustedFile, debug: Debug = False) -> None:
     it signed, and refuse others.
     """
     from samebits.errors import ConfigError
-    from samebits.recipes.catalog import list_path, trust
+    from samebits.recipes.trust import list_path, trust
 
     path = given_path(Path(file), "FILE")
     if path.suffix == ".pub":

@@ -146,7 +146,8 @@ def submit(
 ) -> None:
     """Submit a run to Slurm. Before its time limit it saves, requeues itself and resumes, with equal results."""
     from samebits.launch.slurm import BatchJob, batch_script
-    from samebits.recipes.catalog import check_tracker_files, command_arguments, find
+    from samebits.recipes.catalog import command_arguments, find
+    from samebits.recipes.trust import check_tracker_files
     from samebits.storage.run_folder import check_run_dir
 
     found = find(source)

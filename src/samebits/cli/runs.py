@@ -248,7 +248,7 @@ def track(run: RunFolder, to: To, debug: Debug = False) -> None:
     Only records that a tracker has not received yet are sent: after a failure, or for a run that had no tracker.
     """
     from samebits.config.schema import TRACKERS
-    from samebits.recipes.catalog import trust_named
+    from samebits.recipes.trust import trust_named
     from samebits.report.trackers.start import TrackerProcess
     from samebits.report.trackers.tracker import check_trackers, label
     from samebits.storage.run_folder import check_entries, check_run_path

@@ -117,7 +117,8 @@ def train(
     """
     from samebits.cluster.env import read_assignment
     from samebits.launch import forkserver
-    from samebits.recipes.catalog import check_tracker_files, command_arguments, find, trust_named
+    from samebits.recipes.catalog import command_arguments, find
+    from samebits.recipes.trust import check_tracker_files, trust_named
     from samebits.report.trackers.tracker import check_trackers
     from samebits.storage.run_folder import check_run_dir
 

@@ -34,10 +34,9 @@ from samebits.storage.run_folder import check_run_path
 #     trace        that step again, with digests of everything it computes          -> module and operation
 #     capture      that step again, keeping only the tensors that differ            -> element and values
 #
-# States are compared after each step, since an update can differ a step before any record shows it: the momentum of the
-# first step shows in the loss of the third. If the two replays agree, the difference was not made by training: a file
-# was
-# altered, or a run does not repeat its own record.
+# States are compared after each step, since an update can differ a step before any record shows it: the momentum of
+# the first step shows in the loss of the third. If the two replays agree, the difference was not made by training: a
+# file was altered, or a run does not repeat its own record.
 
 
 Progress = Callable[[int, int], None]

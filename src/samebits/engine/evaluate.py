@@ -30,9 +30,6 @@ from samebits.metrics.eval_sets import with_set
 from samebits.metrics.metric import Metric
 from samebits.provenance.statement import Evaluation, add_evaluation
 
-# Evaluation: each sample of a dataset once, with metrics that are equal in every digit at any world size.
-
-
 Loss = Callable[[Any, Batch], Mapping[str, Tensor]]
 Infer = Callable[[nn.Module, Any], Any]
 ProgressCallback = Callable[[int, int], None]

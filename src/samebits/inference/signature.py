@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from samebits.errors import ConfigError, cannot_read, cannot_write_result
 from samebits.extras import require
 from samebits.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
-from samebits.recipes.catalog import check_unshared, list_path
+from samebits.recipes.trust import check_unshared, list_path
 from samebits.storage.manifest import sha256_of_file
 
 if TYPE_CHECKING:

@@ -272,8 +272,7 @@ def plain_settings(config: RunConfig) -> dict[str, Any]:
 # The identity of a run: what determines its bits beside data and code. Stored in each checkpoint, compared at its use.
 #
 # `config.yaml` and `dataset_info.json` in the run folder can be altered, damaged or lost. A checkpoint has a manifest
-# of
-# its own, so its copy of them is trustworthy.
+# of its own, so its copy of them is trustworthy.
 
 
 SETTINGS = "settings"

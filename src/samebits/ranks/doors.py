@@ -36,8 +36,7 @@ from samebits.ranks.group import BACKEND, make_known
 #     set_epoch(3)        all three are keyed again, by (the seed that each of them had, 3)
 #
 # So a script that saves no random state resumes with the numbers that it would have drawn. A script that gives all
-# ranks
-# one seed still has equal numbers on all ranks, as under torchrun.
+# ranks one seed still has equal numbers on all ranks, as under torchrun.
 
 
 def key_of(*parts: object) -> int:

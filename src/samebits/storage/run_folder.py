@@ -28,293 +28,6 @@ from samebits.scratch import partial_path, remove_named, scratch_folder, sweep, 
 from samebits.storage.manifest import FILES, MAX_STATE_BYTES, STATE, parse_object
 from samebits.storage.run_lock import LOCK, RunLock, is_lock
 
-# The error for a path that is no run folder: the same one in all commands.
-
-
-_PUBLISHED = frozenset({"config.json", "model.safetensors", "README.md"})
-_SHOWN = 5  # runs, in an error
-
-
-def check_run_path(path: Path) -> None:
-    """Check that a path is a run folder, by the names of its files alone.
-
-    Raises:
-        CheckpointError: The path does not exist, is no run folder, or is not UTF-8.
-    """
-    if not os.path.lexists(path / "config.yaml"):
-        raise no_run(path)
-    check_utf8(path)
-
-
-def check_utf8(path: Path) -> None:
-    """Refuse a run folder whose path is not UTF-8: safetensors and TensorBoard, among others, cannot open its files."""
-    if re.search(r"[\ud800-\udfff]", str(path.absolute())):
-        raise CheckpointError(
-            f"the path of the run folder {path.absolute()} is not UTF-8", fix="Rename it."
-        )
-
-
-def is_published(names: Collection[str]) -> bool:
-    """Return whether a folder with these entries is a model that `samebits push` published.
-
-    It has the settings and the result of a run, and is none: its weights have another name.
-    """
-    return not _PUBLISHED.difference(names) and "weights.safetensors" not in names
-
-
-def no_run(path: Path) -> CheckpointError:
-    """Make the error for a path that is no run folder, with runs inside it or nearby."""
-    runs = runs_in(path) or runs_in(path.parent) or runs_in(Path("runs"))
-    fix = (
-        f"Name a run folder: {', '.join(runs)}"
-        if runs
-        else "Name a run folder. To make one: samebits train digits"
-    )
-    if not os.path.lexists(path):
-        return CheckpointError(f"{path} does not exist", fix=fix)
-    reason = "" if os.path.lexists(path / "config.yaml") else ": it has no config.yaml"
-    return CheckpointError(f"{path} is not a run folder{reason}", fix=fix)
-
-
-def runs_in(folder: Path) -> list[str]:
-    """Return the newest run folders in a folder."""
-    found = [
-        path
-        for path in folder.glob("*/config.yaml")
-        if path.is_file() and not is_published(_names(path.parent))
-    ]
-    found.sort(key=os.path.getmtime)
-    return [str(file.parent) for file in found[-_SHOWN:]]
-
-
-def _names(folder: Path) -> list[str]:
-    with suppress(OSError):
-        return os.listdir(folder)
-    return []
-
-
-# Refuse a folder of a run or a sweep in which a write would leave the folder or block forever.
-#
-# A run folder may come from another user. In it, `logs` can be a link to a folder of this user, a log file a link to
-# any file, and `metrics.part` a FIFO, on which a write waits for a reader.
-
-
-# "output": of a sweep
-FOLDERS = "checkpoints", "logs", "pictures", "tensorboard", "trackers", "output"
-_DO = "Give another --run-dir, or replace it with a regular file or folder."
-
-
-def check_entries(run: Path) -> None:
-    """Check that the folders of a run or a sweep are folders and its files are files, none of them a symbolic link.
-
-    Links to folders under names that no run writes to are allowed, and so are checkpoints that are links: a run only
-    reads those, or removes the link.
-
-    Raises:
-        CheckpointError: An entry is a link, a FIFO or a device, or a file has the name of a folder.
-        OSError: A folder cannot be read.
-    """
-    folders = [run]
-    for folder in (run / name for name in FOLDERS):
-        try:
-            mode = folder.lstat().st_mode
-        except FileNotFoundError:
-            continue
-        if stat.S_ISLNK(mode):
-            raise _through_link(folder)
-        if not stat.S_ISDIR(mode):
-            raise CheckpointError(
-                f"{folder} is not a folder, and a run would write files into it", fix=_DO
-            )
-        folders.append(folder)
-    for folder in folders:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if os.path.isdir(
-                    entry.path
-                ):  # follows links; unlike entry.is_dir, no error for a link to itself
-                    continue
-                if entry.is_symlink():
-                    raise _through_link(Path(entry.path))
-                if not entry.is_file() and os.path.lexists(
-                    entry.path
-                ):  # a running process may have removed it
-                    raise CheckpointError(
-                        f"{entry.path} is neither a file nor a folder, and a run might write to it",
-                        fix=_DO,
-                    )
-
-
-def check_no_links(paths: Iterable[Path]) -> None:
-    """Check that none of the paths is a symbolic link. Raises CheckpointError."""
-    for path in paths:
-        if path.is_symlink():
-            raise _through_link(path)
-
-
-def _through_link(path: Path) -> CheckpointError:
-    return CheckpointError(f"{path} is a symbolic link, and a run would write through it", fix=_DO)
-
-
-# Distinguish a run's own files from those that the user has put among them, which a run never removes or moves.
-
-
-_TIME = rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
-# Names of the logs of a launcher and of a rank, and how each begins.
-_LOGS = (
-    (re.compile(r"launcher\.log"), rb"(?:%s \S|\Z)" % _TIME),
-    (re.compile(r"stacks-rank-\d+\.txt"), rb"rank \d+ \(host |\Z"),
-    (re.compile(r"rank-\d+\.log"), rb"(?:%s,\d{3} [A-Z]+ +(?:samebits|py\.warnings)|\Z)" % _TIME),
-)
-
-
-def is_checkpoint(path: Path) -> bool:
-    """Return whether a folder is a checkpoint, damaged or not: by its name, and as it has a checkpoint's files."""
-    is_named = path.name.startswith("step-") and path.name.removeprefix("step-").isdecimal()
-    return is_named and path.is_dir() and any(os.path.lexists(path / name) for name in FILES)
-
-
-def is_foreign(path: Path, step: int) -> bool:
-    """Return whether the user has put a file into a step's checkpoint, or has copied it from another step's name."""
-    try:
-        if any(name not in FILES for name in os.listdir(path)):
-            return True
-        return (
-            parse_object(path / STATE, read_plain(path / STATE, MAX_STATE_BYTES)).get("step")
-            != step
-        )
-    except (OSError, CheckpointError):
-        return False  # damaged
-
-
-def is_own_log(path: Path) -> bool:
-    """Return whether a file in `logs/` is a run's: it has no name of one, is empty, or begins as one does.
-
-    Other processes and machines may have begun the same run, so that a log is there before the run's lock.
-    """
-    kind = next((pattern for name, pattern in _LOGS if name.fullmatch(path.name)), None)
-    if kind is None:
-        return True
-    try:
-        with path.open("rb") as file:
-            return re.match(kind, file.read(200) if path.is_file() else b"?") is not None
-    except OSError:
-        return True  # `check_entries` names what cannot be read or is no file
-
-
-def take_name(target: Path) -> Path:
-    """Rename a checkpoint to a name that no reader looks for; return that name, also if there is no checkpoint."""
-    nameless = target.with_name(f".{target.name}.{os.getpid()}.partial-old")
-    if target.exists():
-        target.rename(nameless)
-    return nameless
-
-
-def give_back(old: Path, target: Path) -> None:
-    """Remove a checkpoint that lost its name, and move the user's files in it into `target`, as far as they can be."""
-    with contextlib.suppress(OSError):
-        for name in os.listdir(old) if not old.is_symlink() else ():
-            if name not in FILES and target.is_dir() and not os.path.lexists(target / name):
-                (old / name).rename(target / name)
-    remove_named(old, FILES)
-
-
-# Recognize files that `samebits export` has written, the only existing files that it may overwrite.
-
-
-_MOST_BYTES = 1 << 20
-FIELD = "samebits"
-# The start of an ONNX file in protobuf: field 1 as a number. The metadata key: field 1 as a string of 8 bytes.
-_ONNX_HEAD = b"\x08"
-_ONNX_KEY = b"\x0a\x08" + FIELD.encode()
-
-
-def is_export(path: Path) -> bool:
-    """Return whether `samebits export` wrote a file, according to the file's metadata."""
-    try:
-        if path.is_symlink() or not path.is_file():
-            return False
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            if zipfile.is_zipfile(file):  # torch-export
-                return any(
-                    name.endswith(f"/{FIELD}.json") for name in zipfile.ZipFile(file).namelist()
-                )
-            # `is_zipfile` has moved the position to the end.
-            file.seek(0)
-            head = file.read(8)
-            length = int.from_bytes(head, "little")
-            # Read as the length of a safetensors header, the first bytes of an ONNX file exceed the file's size by far.
-            if head[:1] == _ONNX_HEAD and length > size:
-                file.seek(max(0, size - _MOST_BYTES))  # ONNX stores the metadata behind the graph
-                return _ONNX_KEY in file.read()
-            header = json.loads(file.read(min(length, _MOST_BYTES)))  # safetensors
-            return FIELD in header.get("__metadata__", {})
-    # RecursionError: Python's JSON parser raises it for deep nesting. Any such file is another program's.
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError, zipfile.BadZipFile):
-        return False
-
-
-# The copy of a recipe file in a run folder, and the comparison of the file with it.
-
-
-COPY = "recipe.py"
-RECORD = "recipe.json"
-
-
-def keep_recipe(folder: RunFolder, recipe: str) -> None:
-    """Copy a recipe file, unless it is built in, as `recipe.py`, with its path and SHA-256 in `recipe.json`.
-
-    Samebits never runs the copy. It only documents what the run was trained with.
-
-    Raises:
-        CheckpointError: The copy cannot be written.
-    """
-    if not recipe.endswith(".py"):
-        return
-    try:
-        content = read_plain(Path(recipe))
-    except OSError:
-        return  # the file was removed after its import
-    # late: it imports torch
-
-    write_atomically(folder.path / COPY, content)
-    folder.write_json(RECORD, {"file": recipe, "sha256": hashlib.sha256(content).hexdigest()})
-
-
-def kept_sha256(folder: Path) -> str | None:
-    """Return the SHA-256 of the recipe file at the start of the run; None if the run folder does not record it."""
-    try:
-        record = parse_json(read_plain(folder / RECORD))
-    except (OSError, ValueError):
-        return None
-    sha256 = record.get("sha256") if isinstance(record, dict) else None
-    return sha256 if isinstance(sha256, str) else None
-
-
-def recipe_change(folder: Path, recipe: str) -> str | None:
-    """Return a warning if a run's recipe file differs from the one that the run was trained with."""
-    before = kept_sha256(folder) if recipe.endswith(".py") else None
-    if before is None:
-        return None
-    try:
-        now = hashlib.sha256(read_plain(Path(recipe))).hexdigest()
-    except OSError:
-        return None  # opening the recipe reports the error
-    if before == now:
-        return None
-    return (
-        f"warning: recipe file {recipe} has changed since the run in {folder} started, so results may differ\n"
-        f"  then     sha256 {before}, copied to {folder / COPY}\n  now      sha256 {now}"
-    )
-
-
-def describe_copy(folder: Path) -> str | None:
-    """Describe the recipe file that a run was trained with, for an error; None if there is no record."""
-    sha256 = kept_sha256(folder)
-    return None if sha256 is None else f"trained with sha256 {sha256}, copied to {folder / COPY}"
-
-
 # Files and folders that a run writes and would replace, in addition to its lock.
 _WRITTEN = (
     "config.yaml", "config.diff.yaml", "environment.json", "dataset_info.json", "metrics.jsonl",
@@ -598,3 +311,288 @@ def _try_out(folder: Path) -> None:
     # name.
     with tempfile.TemporaryFile(dir=folder):
         pass
+
+
+# The error for a path that is no run folder: the same one in all commands.
+
+
+_PUBLISHED = frozenset({"config.json", "model.safetensors", "README.md"})
+_SHOWN = 5  # runs, in an error
+
+
+def check_run_path(path: Path) -> None:
+    """Check that a path is a run folder, by the names of its files alone.
+
+    Raises:
+        CheckpointError: The path does not exist, is no run folder, or is not UTF-8.
+    """
+    if not os.path.lexists(path / "config.yaml"):
+        raise no_run(path)
+    check_utf8(path)
+
+
+def check_utf8(path: Path) -> None:
+    """Refuse a run folder whose path is not UTF-8: safetensors and TensorBoard, among others, cannot open its files."""
+    if re.search(r"[\ud800-\udfff]", str(path.absolute())):
+        raise CheckpointError(
+            f"the path of the run folder {path.absolute()} is not UTF-8", fix="Rename it."
+        )
+
+
+def is_published(names: Collection[str]) -> bool:
+    """Return whether a folder with these entries is a model that `samebits push` published.
+
+    It has the settings and the result of a run, and is none: its weights have another name.
+    """
+    return not _PUBLISHED.difference(names) and "weights.safetensors" not in names
+
+
+def no_run(path: Path) -> CheckpointError:
+    """Make the error for a path that is no run folder, with runs inside it or nearby."""
+    runs = runs_in(path) or runs_in(path.parent) or runs_in(Path("runs"))
+    fix = (
+        f"Name a run folder: {', '.join(runs)}"
+        if runs
+        else "Name a run folder. To make one: samebits train digits"
+    )
+    if not os.path.lexists(path):
+        return CheckpointError(f"{path} does not exist", fix=fix)
+    reason = "" if os.path.lexists(path / "config.yaml") else ": it has no config.yaml"
+    return CheckpointError(f"{path} is not a run folder{reason}", fix=fix)
+
+
+def runs_in(folder: Path) -> list[str]:
+    """Return the newest run folders in a folder."""
+    found = [
+        path
+        for path in folder.glob("*/config.yaml")
+        if path.is_file() and not is_published(_names(path.parent))
+    ]
+    found.sort(key=os.path.getmtime)
+    return [str(file.parent) for file in found[-_SHOWN:]]
+
+
+def _names(folder: Path) -> list[str]:
+    with suppress(OSError):
+        return os.listdir(folder)
+    return []
+
+
+# Refuse a folder of a run or a sweep in which a write would leave the folder or block forever.
+#
+# A run folder may come from another user. In it, `logs` can be a link to a folder of this user, a log file a link to
+# any file, and `metrics.part` a FIFO, on which a write waits for a reader.
+
+
+# "output": of a sweep
+FOLDERS = "checkpoints", "logs", "pictures", "tensorboard", "trackers", "output"
+_DO = "Give another --run-dir, or replace it with a regular file or folder."
+
+
+def check_entries(run: Path) -> None:
+    """Check that the folders of a run or a sweep are folders and its files are files, none of them a symbolic link.
+
+    Links to folders under names that no run writes to are allowed, and so are checkpoints that are links: a run only
+    reads those, or removes the link.
+
+    Raises:
+        CheckpointError: An entry is a link, a FIFO or a device, or a file has the name of a folder.
+        OSError: A folder cannot be read.
+    """
+    folders = [run]
+    for folder in (run / name for name in FOLDERS):
+        try:
+            mode = folder.lstat().st_mode
+        except FileNotFoundError:
+            continue
+        if stat.S_ISLNK(mode):
+            raise _through_link(folder)
+        if not stat.S_ISDIR(mode):
+            raise CheckpointError(
+                f"{folder} is not a folder, and a run would write files into it", fix=_DO
+            )
+        folders.append(folder)
+    for folder in folders:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if os.path.isdir(
+                    entry.path
+                ):  # follows links; unlike entry.is_dir, no error for a link to itself
+                    continue
+                if entry.is_symlink():
+                    raise _through_link(Path(entry.path))
+                if not entry.is_file() and os.path.lexists(
+                    entry.path
+                ):  # a running process may have removed it
+                    raise CheckpointError(
+                        f"{entry.path} is neither a file nor a folder, and a run might write to it",
+                        fix=_DO,
+                    )
+
+
+def check_no_links(paths: Iterable[Path]) -> None:
+    """Check that none of the paths is a symbolic link. Raises CheckpointError."""
+    for path in paths:
+        if path.is_symlink():
+            raise _through_link(path)
+
+
+def _through_link(path: Path) -> CheckpointError:
+    return CheckpointError(f"{path} is a symbolic link, and a run would write through it", fix=_DO)
+
+
+# Distinguish a run's own files from those that the user has put among them, which a run never removes or moves.
+
+
+_TIME = rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+# Names of the logs of a launcher and of a rank, and how each begins.
+_LOGS = (
+    (re.compile(r"launcher\.log"), rb"(?:%s \S|\Z)" % _TIME),
+    (re.compile(r"stacks-rank-\d+\.txt"), rb"rank \d+ \(host |\Z"),
+    (re.compile(r"rank-\d+\.log"), rb"(?:%s,\d{3} [A-Z]+ +(?:samebits|py\.warnings)|\Z)" % _TIME),
+)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a folder is a checkpoint, damaged or not: by its name, and as it has a checkpoint's files."""
+    is_named = path.name.startswith("step-") and path.name.removeprefix("step-").isdecimal()
+    return is_named and path.is_dir() and any(os.path.lexists(path / name) for name in FILES)
+
+
+def is_foreign(path: Path, step: int) -> bool:
+    """Return whether the user has put a file into a step's checkpoint, or has copied it from another step's name."""
+    try:
+        if any(name not in FILES for name in os.listdir(path)):
+            return True
+        return (
+            parse_object(path / STATE, read_plain(path / STATE, MAX_STATE_BYTES)).get("step")
+            != step
+        )
+    except (OSError, CheckpointError):
+        return False  # damaged
+
+
+def is_own_log(path: Path) -> bool:
+    """Return whether a file in `logs/` is a run's: it has no name of one, is empty, or begins as one does.
+
+    Other processes and machines may have begun the same run, so that a log is there before the run's lock.
+    """
+    kind = next((pattern for name, pattern in _LOGS if name.fullmatch(path.name)), None)
+    if kind is None:
+        return True
+    try:
+        with path.open("rb") as file:
+            return re.match(kind, file.read(200) if path.is_file() else b"?") is not None
+    except OSError:
+        return True  # `check_entries` names what cannot be read or is no file
+
+
+def take_name(target: Path) -> Path:
+    """Rename a checkpoint to a name that no reader looks for; return that name, also if there is no checkpoint."""
+    nameless = target.with_name(f".{target.name}.{os.getpid()}.partial-old")
+    if target.exists():
+        target.rename(nameless)
+    return nameless
+
+
+def give_back(old: Path, target: Path) -> None:
+    """Remove a checkpoint that lost its name, and move the user's files in it into `target`, as far as they can be."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(old) if not old.is_symlink() else ():
+            if name not in FILES and target.is_dir() and not os.path.lexists(target / name):
+                (old / name).rename(target / name)
+    remove_named(old, FILES)
+
+
+# Recognize files that `samebits export` has written, the only existing files that it may overwrite.
+
+
+_MOST_BYTES = 1 << 20
+FIELD = "samebits"
+# The start of an ONNX file in protobuf: field 1 as a number. The metadata key: field 1 as a string of 8 bytes.
+_ONNX_HEAD = b"\x08"
+_ONNX_KEY = b"\x0a\x08" + FIELD.encode()
+
+
+def is_export(path: Path) -> bool:
+    """Return whether `samebits export` wrote a file, according to the file's metadata."""
+    try:
+        if path.is_symlink() or not path.is_file():
+            return False
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            if zipfile.is_zipfile(file):  # torch-export
+                return any(
+                    name.endswith(f"/{FIELD}.json") for name in zipfile.ZipFile(file).namelist()
+                )
+            # `is_zipfile` has moved the position to the end.
+            file.seek(0)
+            head = file.read(8)
+            length = int.from_bytes(head, "little")
+            # Read as the length of a safetensors header, the first bytes of an ONNX file exceed the file's size by far.
+            if head[:1] == _ONNX_HEAD and length > size:
+                file.seek(max(0, size - _MOST_BYTES))  # ONNX stores the metadata behind the graph
+                return _ONNX_KEY in file.read()
+            header = json.loads(file.read(min(length, _MOST_BYTES)))  # safetensors
+            return FIELD in header.get("__metadata__", {})
+    # RecursionError: Python's JSON parser raises it for deep nesting. Any such file is another program's.
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError, zipfile.BadZipFile):
+        return False
+
+
+# The copy of a recipe file in a run folder, and the comparison of the file with it.
+
+
+COPY = "recipe.py"
+RECORD = "recipe.json"
+
+
+def keep_recipe(folder: RunFolder, recipe: str) -> None:
+    """Copy a recipe file, unless it is built in, as `recipe.py`, with its path and SHA-256 in `recipe.json`.
+
+    Samebits never runs the copy. It only documents what the run was trained with.
+
+    Raises:
+        CheckpointError: The copy cannot be written.
+    """
+    if not recipe.endswith(".py"):
+        return
+    try:
+        content = read_plain(Path(recipe))
+    except OSError:
+        return  # the file was removed after its import
+    write_atomically(folder.path / COPY, content)
+    folder.write_json(RECORD, {"file": recipe, "sha256": hashlib.sha256(content).hexdigest()})
+
+
+def kept_sha256(folder: Path) -> str | None:
+    """Return the SHA-256 of the recipe file at the start of the run; None if the run folder does not record it."""
+    try:
+        record = parse_json(read_plain(folder / RECORD))
+    except (OSError, ValueError):
+        return None
+    sha256 = record.get("sha256") if isinstance(record, dict) else None
+    return sha256 if isinstance(sha256, str) else None
+
+
+def recipe_change(folder: Path, recipe: str) -> str | None:
+    """Return a warning if a run's recipe file differs from the one that the run was trained with."""
+    before = kept_sha256(folder) if recipe.endswith(".py") else None
+    if before is None:
+        return None
+    try:
+        now = hashlib.sha256(read_plain(Path(recipe))).hexdigest()
+    except OSError:
+        return None  # opening the recipe reports the error
+    if before == now:
+        return None
+    return (
+        f"warning: recipe file {recipe} has changed since the run in {folder} started, so results may differ\n"
+        f"  then     sha256 {before}, copied to {folder / COPY}\n  now      sha256 {now}"
+    )
+
+
+def describe_copy(folder: Path) -> str | None:
+    """Describe the recipe file that a run was trained with, for an error; None if there is no record."""
+    sha256 = kept_sha256(folder)
+    return None if sha256 is None else f"trained with sha256 {sha256}, copied to {folder / COPY}"

@@ -21,7 +21,7 @@ from samebits.config.schema import RunConfig
 from samebits.cores import core_ids, num_cores, visible_gpus
 from samebits.errors import ConfigError, SamebitsError
 from samebits.launch.subcommand import SAMEBITS, Subcommand
-from samebits.recipes.catalog import check_tracker_files
+from samebits.recipes.trust import check_tracker_files
 from samebits.report.format import clock, is_lower_better
 from samebits.run_views.files import read_object, text
 from samebits.run_views.summary import RunSummary, read_summary, state_of

@@ -17,16 +17,8 @@ from samebits.config.load import Loaded
 from samebits.config.schema import RunConfig
 from samebits.errors import CheckpointError, ConfigError, cannot_read
 from samebits.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
-from samebits.recipes.catalog import (
-    RecipeSpec,
-    check_tracker_files,
-    check_trusted,
-    command_arguments,
-    expand_user,
-    find,
-    read_recipe,
-    trust_named,
-)
+from samebits.recipes.catalog import RecipeSpec, command_arguments, expand_user, find
+from samebits.recipes.trust import check_tracker_files, check_trusted, read_recipe, trust_named
 from samebits.storage.run_folder import check_entries, check_no_links, new_folder, write_atomically
 from samebits.storage.run_lock import RunLock
 

@@ -64,10 +64,9 @@ from samebits.verify.record_files import compare_monitor, finding
 #     segment   |----------|-----------|-----------|---------|
 #               replayed from the seed; the others from the checkpoint at their start
 #
-# A segment is replayed whole or not at all: its start is a checkpoint, and its end is the next one, so equal steps and
-# equal weights there show that nothing between was changed. A change within one segment shows in no other, since the
-# next
-# one starts from the changed checkpoint.
+# A segment is replayed whole or not at all: its start is a checkpoint, and its end is the next one, so equal steps
+# and equal weights there show that nothing between was changed. A change within one segment shows in no other, since
+# the next one starts from the changed checkpoint.
 
 
 @dataclass(frozen=True, order=True)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from samebits.cli.main import run as command
-from samebits.recipes.catalog import trust
+from samebits.recipes.trust import trust
 from tests.unit.inference.whole_runs import RECIPE, SETTINGS
 
 

@@ -16,7 +16,8 @@ from samebits.inference.export import export
 from samebits.inference.predict import evaluate, expand, predict, predictions
 from samebits.inference.trained_model import TrainedModel
 from samebits.launch import forkserver, start
-from samebits.recipes.catalog import find, trust
+from samebits.recipes.catalog import find
+from samebits.recipes.trust import trust
 from samebits.report.pictures import is_drawing, places_for
 from samebits.storage.weights import weights_sha256
 

@@ -11,7 +11,8 @@ import samebits.recipes
 from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError
 from samebits.recipes import catalog
-from samebits.recipes.catalog import RecipeSpec, find, list_presets, list_recipes, trust
+from samebits.recipes.catalog import RecipeSpec, find, list_presets, list_recipes
+from samebits.recipes.trust import trust
 
 CONFIG = """
 from pydantic import Field

@@ -15,7 +15,8 @@ import pytest
 from samebits.cli.main import run
 from samebits.config.load import load
 from samebits.errors import ConfigError
-from samebits.recipes.catalog import find, list_path, trust, trust_named
+from samebits.recipes.catalog import find
+from samebits.recipes.trust import list_path, trust, trust_named
 from samebits.storage.manifest import sha256_of
 
 EVIL = "from pathlib import Path\nPath('{mark}').touch()\ndef build(config): return None\n"

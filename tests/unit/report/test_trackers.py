@@ -10,7 +10,7 @@ import pytest
 
 from samebits.config.schema import ReportConfig
 from samebits.errors import ConfigError
-from samebits.recipes.catalog import check_tracker_files
+from samebits.recipes.trust import check_tracker_files
 from samebits.report.trackers.start import TrackerProcess, Trackers
 from samebits.report.trackers.tracker import check_trackers
 from tests.runs import LONG_S, TINY, processes_with, samebits, wait_until, weights

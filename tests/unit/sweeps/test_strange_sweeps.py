@@ -12,7 +12,7 @@ from samebits.cli.main import run
 from samebits.cluster.signals import StopSignal
 from samebits.errors import CheckpointError, ConfigError
 from samebits.launch.subcommand import Subcommand
-from samebits.recipes.catalog import list_path, trust
+from samebits.recipes.trust import list_path, trust
 from samebits.sweeps import runner
 from samebits.sweeps.runner import Runner, TrialSlot
 from samebits.sweeps.state_file import check_recipe, define_grid, read_sweep

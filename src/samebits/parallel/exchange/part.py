@@ -291,7 +291,8 @@ def _nodes_of(part: Part, first: int, last: int) -> list[Node]:
 # The rounds in which ranks exchange small sums: with all others at once, or by recursive doubling in a large world.
 #
 # Gradients are halved (`exchange_by_halving`) since their bytes count. Sums inside a pass are a few kilobytes, so only
-# messages count: in each round a rank sends all that it holds to one partner. Eight ranks with a node each, seen from rank 0:
+# messages count: in each round a rank sends all that it holds to one partner. Eight ranks with a node each, seen from
+# rank 0:
 #
 #     round 0   send (0,1) to rank 1, receive (1,2)      hold (0,2)
 #     round 1   send (0,2) to rank 2, receive (2,4)      hold (0,4)
