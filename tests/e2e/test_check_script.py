@@ -72,7 +72,7 @@ def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("fault", "world", "kind"),
     [
-        ("x = x + OWN.random()", AGAIN, "another source of randomness"),
+        ("teacher.weight.data.mul_(1 + 1e-3 * OWN.random())", AGAIN, "another source of randomness"),
         ("teacher.weight.data.mul_(0.9)", TWO, "the loop depends on the number of processes"),
     ],
 )
@@ -85,6 +85,13 @@ def test_a_script_is_checked_and_its_fault_is_named(
     assert report["findings"][0]["kind"] == kind
     assert not report["exact"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+@pytest.mark.full
+def test_a_batch_changed_by_a_generator_of_the_script_ends_the_script_itself(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace("# PLANTED", "x = x + OWN.random()"))
+    done = samebits("check", "train.py", cwd=tmp_path, code=2)
+    assert "gives another gradient when it is repeated" in done.stderr
 
 
 @pytest.mark.full

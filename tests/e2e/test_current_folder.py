@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import LONG_S, TINY, environment
+from tests.runs import TINY, environment
 
 NAMES = ("torch", "random", "tempfile", "selectors", "socket", "numpy", "yaml", "queue", "samebits_missing")
 QUICKLY = "data.num_samples=24 epochs=1 device=cpu report.tensorboard=false loader.num_workers=1"
@@ -25,9 +25,7 @@ def strange(tmp_path: Path) -> Path:
 
 
 def run(line: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["sh", "-c", line], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=LONG_S
-    )
+    return subprocess.run(["sh", "-c", line], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=380)
 
 
 def test_training_on_two_processes_runs_nothing_of_the_current_folder(strange: Path, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ regroup.DESTROY_S, world.GOODBYE_S = 1.0, 0.1
 """
 NEVER_ENTERS = """
 import time
-from samebits.engine.in_step import in_step_run
-in_step_run.regroup = lambda *_: time.sleep(1000)
+from samebits.engine import in_step
+in_step.regroup = lambda *_: time.sleep(1000)
 """
 SURVIVOR_WAITS_FOR_ITS_FOLDER = """
 import time

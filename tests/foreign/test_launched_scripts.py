@@ -158,7 +158,9 @@ def kill_often(tmp_path: Path, times: int, seed: int) -> None:
     """Kill launcher and ranks at random moments until the script ends; compare with an undisturbed run."""
     moments = random.Random(seed)
     command = ("launch", "--as", 2, LAUNCHED / "draws.py", 4)
-    whole = sha256(launch(tmp_path, *command[1:], tmp_path / "whole.pt", 0))
+    undisturbed = launch(tmp_path, *command[1:], tmp_path / "whole.pt", 0)
+    whole = sha256(undisturbed)
+    (printed,) = re.findall(r"^sha256 \w{64}$", undisturbed, re.MULTILINE)
     for number in range(times):
         path = tmp_path / f"{number}.pt"
         with running(*command, path, 0.1, cwd=tmp_path) as process:
@@ -168,7 +170,10 @@ def kill_often(tmp_path: Path, times: int, seed: int) -> None:
             for each in [*ranks, psutil.Process(process.pid)]:
                 if each.is_running():
                     each.kill()
-        assert sha256(launch(tmp_path, *command[1:], path, 0)) == whole
+        resumed = launch(tmp_path, *command[1:], path, 0)
+        # Killed behind its last step, the script has none left: what it prints itself is compared.
+        assert printed in resumed
+        assert "no optimizer has made a step" in resumed or sha256(resumed) == whole
 
 
 def test_a_killed_script_goes_on_with_the_bits_of_the_undisturbed_run(tmp_path: Path) -> None:

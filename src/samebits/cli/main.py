@@ -125,7 +125,9 @@ def _instead_of(option: str, arguments: list[str]) -> str:
     from samebits.config.load import setting_called
     from samebits.config.schema import RunConfig
 
-    at = next(place for place, text in enumerate(arguments) if text.partition("=")[0] == option)
+    named = (place for place, text in enumerate(arguments) if text.partition("=")[0] == option)
+    if (at := next(named, None)) is None:  # a letter of several, such as -rf
+        return ""
     value = arguments[at].partition("=")[2] or "".join(arguments[at + 1 : at + 2]) or "N"
     name = option.lstrip("-").replace("-", "_")
     if name in _PROCESSES:

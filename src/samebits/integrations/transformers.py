@@ -230,13 +230,7 @@ class ExactTrainerMixin(_Base):
             epoch_iterator, num_batches, device: Yields so many micro-batches with their positions; device of the count.
         """
         self._fetched.clear()
-        result = super().get_batch_samples(self._untagged(epoch_iterator), num_batches, device)
-        repeat = self.accelerator.exact_part.loop.repeat
-        if self._fetched and repeat.num_bodies(self._fetched[0][0]) > len(self._fetched):
-            # The Trainer counts micro-batches, so the repetition comes first, beside the one that it repeats.
-            step = repeat.with_repetition(self._fetched[0][0], is_first=True)
-            self._fetched = deque((step, micro_batch) for _, micro_batch in self._fetched)
-        return result
+        return super().get_batch_samples(self._untagged(epoch_iterator), num_batches, device)
 
     def _untagged(self, tagged: Iterator[Any]) -> Iterator[Any]:
         assert self._sampler is not None
@@ -265,9 +259,6 @@ class ExactTrainerMixin(_Base):
         """
         assert self._loop is not None
         step, micro_batch = self._fetched.popleft()
-        first, second = (step.micro_batches * 2)[:2]
-        if micro_batch is second and first.index == second.index:
-            self._run(step, first, model, inputs, num_items_in_batch)
         loss, share = self._run(step, micro_batch, model, inputs, num_items_in_batch)
         if micro_batch.weight > 0.0:
             self._losses.add(loss * share)

@@ -414,14 +414,10 @@ def compare_monitor(run: Path, monitor: tuple[str, str]) -> list[str]:
             stated = (
                 f"{best.get('metric')} {best.get('better')}" if isinstance(best, dict) else "none"
             )
+            # None: a run that continues from another folder's checkpoint may have validated nothing itself.
             if stated != " ".join(monitor) and (
-                isinstance(best, dict) or _has_value(files, monitor[0])
+                isinstance(best, dict)
+                or any(monitor[0] in each.metrics for each in files.evaluations)
             ):
                 found.append(f"{name}: best is {stated}, in the recipe {' '.join(monitor)}")
     return found
-
-
-def _has_value(files: RunFiles, metric: str) -> bool:
-    return files.has_statement and any(
-        each.metrics.get(metric) is not None for each in files.record.evaluations
-    )

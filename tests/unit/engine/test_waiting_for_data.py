@@ -14,7 +14,7 @@ from tests.runs import records, result
 
 @pytest.mark.full
 def test_a_run_reports_its_share_of_time_waiting_for_data_and_the_bottleneck(tmp_path: Path) -> None:
-    with patch.object(speed, "WINDOW_S", 0.2):
+    with patch.object(speed, "LOADING_WINDOW_S", 0.2):
         answer = carry_out(alone("cpu"), tmp_path / "run", "never", {"read_s": 0.12})
     assert answer["said"].count("data loading is the bottleneck: ") == 1
     rows = [record["data_wait"] for record in records(tmp_path / "run", "train")]
