@@ -1,7 +1,7 @@
 """What a script does in the body of an exact loop, as far as it shows what the script counts."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -161,16 +161,12 @@ class RepeatCheck:
     in silence. The repetition has the same samples, weights, buffers and random numbers, so its gradients are equal to
     the last bit. It counts as those that pad a step: its weight is 0.
 
-    Args:
-        refuse: Raises the error for another gradient; None: the usual one.
-
     Attributes:
         is_again: Whether the current micro-batch is the repetition.
         is_looking: Whether the current step has one.
     """
 
-    def __init__(self, refuse: Callable[[], None] | None = None) -> None:
-        self._refuse = refuse
+    def __init__(self) -> None:
         self._start: int | None = None  # the first step of this process
         self._step = 0
         self._inputs = self._line = ""
@@ -194,11 +190,10 @@ class RepeatCheck:
             yield self.with_repetition(step) if is_due else step
 
     @staticmethod
-    def with_repetition(step: Step, *, is_first: bool = False) -> Step:
-        """Return a step with the repetition at its end, or as its first micro-batch."""
+    def with_repetition(step: Step) -> Step:
+        """Return a step with the repetition at its end."""
         again = replace(step.micro_batches[0], weight=0.0)
-        every = (again, *step.micro_batches) if is_first else (*step.micro_batches, again)
-        return replace(step, micro_batches=every)
+        return replace(step, micro_batches=(*step.micro_batches, again))
 
     def begin(self, step: Step, micro_batch: MicroBatch, inputs: Any) -> None:
         """Start a micro-batch with its inputs, which are compared too."""
@@ -238,6 +233,4 @@ class RepeatCheck:
             self._raise()
 
     def _raise(self) -> None:
-        if self._refuse is not None:
-            self._refuse()
         raise fault("carried", step=self._step).with_slots(where=self._line)
