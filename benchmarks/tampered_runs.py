@@ -21,8 +21,8 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from samebits.verify.replay import choose, escape_probability
-from samebits.verify.verify import Verdict
+from samebits.replay.segments import choose, escape_probability
+from samebits.replay.verify import Verdict
 from tests.ranks.rank_pool import RankPool
 from tests.verify_trials.costs import cost_of_record, cost_of_verification
 from tests.verify_trials.honest import explain, honest_by_command, honest_trial, trust_in

@@ -19,7 +19,6 @@ from samebits.cluster.env import ALONE
 from samebits.data.division import Alone
 from samebits.data.loader import Loader
 from samebits.data.order import Order, Step
-from samebits.diff.diff import RunDifference, diff_runs
 from samebits.engine import loop
 from samebits.engine.job import Job
 from samebits.engine.opening import opened
@@ -30,6 +29,7 @@ from samebits.engine.step import run_step
 from samebits.launch.start import join_world
 from samebits.recipes.catalog import find
 from samebits.recipes.trust import trust
+from samebits.replay.diff import RunDifference, diff_runs
 from tests.diff_trials import recipe as recipe_module
 
 RECIPE = Path(recipe_module.__file__)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from samebits.check import check_script
-from samebits.check.check_script import _compare, _Outcome
 from samebits.cli.main import run
 from samebits.own_loop.scripts import is_script
+from samebits.replay import check_script
+from samebits.replay.check_script import _compare, _Outcome
 from tests.runs import ROOT, TINY, samebits
 
 AGAIN, TWO, _ = check_script._OTHERS

@@ -22,7 +22,7 @@ SUDDEN_ENDS = (
     "src/samebits/own_loop/current.py",  # leaves the process group of a script, whose exit code stays
     "src/samebits/own_loop/ending.py",  # a script whose loop ended inside a step has no other way to an exit code
     "src/samebits/portable/scripts.py",  # torch leaves no dispatch mode at the interpreter's end
-    "src/samebits/check/script_trial.py",  # a script may make fewer steps than a check waits for
+    "src/samebits/replay/script_trial.py",  # a script may make fewer steps than a check waits for
 )
 
 
@@ -72,7 +72,7 @@ def unsafe_starts(root: Path) -> list[str]:
     """Python processes that would import a torch.py from the current folder."""
     problems = []
     for name, path in sources(root, "src"):
-        if name == "src/samebits/check/check_script.py":  # it starts a script as its user does
+        if name == "src/samebits/replay/check_script.py":  # it starts a script as its user does
             continue
         for node in nodes(path):
             if isinstance(node, ast.List | ast.Tuple) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":

@@ -20,8 +20,8 @@ from samebits.engine.output.recorder import digest_of_step, sample_ids
 from samebits.engine.progress import StepFlags, StepResult
 from samebits.engine.step import run_step
 from samebits.provenance.step_log import OVERFLOW, StepLog, read_steps
-from samebits.verify.replay import Segment
-from samebits.verify.verify import Verdict, lines
+from samebits.replay.segments import Segment
+from samebits.replay.verify import Verdict, lines
 from tests.ranks.rank_pool import RankPool
 from tests.runs import chain, result
 from tests.verify_trials.cheats import Changed

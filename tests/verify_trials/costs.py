@@ -28,8 +28,8 @@ from samebits.engine.run_spec import RunSpec
 from samebits.engine.step import run_step
 from samebits.provenance.step_log import FILE_NAME
 from samebits.recipes.catalog import find
-from samebits.verify import replay
-from samebits.verify.verify import Request, verify
+from samebits.replay import segments as replay
+from samebits.replay.verify import Request, verify
 from tests.verify_trials.runs import alone
 
 GLOBAL_BATCH = 64

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from samebits.cluster.world import World
 from samebits.provenance.step_log import FILE_NAME
+from samebits.replay.verify import Verdict, lines
 from samebits.storage.checkpoint import steps
-from samebits.verify.verify import Verdict, lines
 from tests.ranks.rank_pool import RankPool
 from tests.runs import TINY, kill_session, samebits, start
 from tests.verify_trials.runs import NUM_STEPS, prepare_process, train_until, verdict_in, verify_in

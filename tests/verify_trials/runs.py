@@ -29,8 +29,8 @@ from samebits.inference.trained_model import TrainedModel
 from samebits.launch.start import join_world
 from samebits.recipes.catalog import RecipeSpec, find
 from samebits.recipes.trust import trust
-from samebits.verify.replay import Plan, Replay, replay_on
-from samebits.verify.verify import Request, Verdict, verify
+from samebits.replay.segments import Plan, Replay, replay_on
+from samebits.replay.verify import Request, Verdict, verify
 
 TINY = Path(__file__).resolve().parents[2] / "tests" / "e2e" / "tiny_recipe.py"
 # 20 steps in 5 segments, with momentum, a schedule, weight decay and clipping; all in a quarter of a second.

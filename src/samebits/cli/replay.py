@@ -31,7 +31,7 @@ from samebits.process_range import MAX_PROCS
 
 if TYPE_CHECKING:
     from samebits.config.schema import RunConfig
-    from samebits.verify.verify import Verdict
+    from samebits.replay.verify import Verdict
 
 
 # `samebits check`: is my own recipe exact?
@@ -73,17 +73,17 @@ def check(
             lambda show: check_ranks(source, overrides or [], ranks, show), what, as_json
         )
     if is_script(source):
-        from samebits.check.check_script import check_script
+        from samebits.replay.check_script import check_script
 
         what = f"{source} on 1, 2 and 3 processes, 6 steps each"
         return _report(lambda show: check_script(source, overrides or [], show), what, as_json)
     given = list(overrides or [])
     config = _load(source, given)
-    forkserver.prepare([*forkserver.PRELOAD, "samebits.check.probe"], config.num_threads)
-    from samebits.check import examine
+    forkserver.prepare([*forkserver.PRELOAD, "samebits.replay.probe"], config.num_threads)
+    from samebits.replay import check as recipe_check
 
     what = "1, 2 and 3 processes, 0 and 2 workers, a resume, 6 steps each"
-    return _report(lambda show: examine.check(source, given, config, show), what, as_json)
+    return _report(lambda show: recipe_check.check(source, given, config, show), what, as_json)
 
 
 def _write_nothing() -> None:
@@ -105,7 +105,7 @@ def _report(
     check: Callable[[Callable[[str, int, int], None]], Any], what: str, as_json: bool
 ) -> int:
     """Check, and print the report."""
-    from samebits.check.judge import table
+    from samebits.replay.judge import table
     from samebits.report.console import Console
     from samebits.report.format import clock
 
@@ -263,9 +263,9 @@ def verify(
     if code is not None:
         _run_with(code)
     from samebits.inference.hub import as_run
+    from samebits.replay.verify import Request
+    from samebits.replay.verify import verify as verify_run
     from samebits.report.console import Console
-    from samebits.verify.verify import Request
-    from samebits.verify.verify import verify as verify_run
 
     request = Request(
         run=run,
@@ -287,7 +287,7 @@ def verify(
 
 
 def _report_verdict(verdict: Verdict, as_json: bool) -> int:
-    from samebits.verify.verify import lines
+    from samebits.replay.verify import lines
 
     if as_json:
         print(verdict.to_json())
@@ -364,7 +364,7 @@ def diff(
 
     Exit code 0: both runs did the same training; 1: they did not.
     """
-    from samebits.diff.diff import diff_runs, lines
+    from samebits.replay.diff import diff_runs, lines
 
     found = diff_runs(a, b, tuple(overrides or ()), (recipe_a, recipe_b), is_replayed=not no_replay)
     if as_json:

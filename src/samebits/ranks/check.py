@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samebits import scratch
-from samebits.check.examine import Report
-from samebits.check.judge import Finding
 from samebits.cluster.address import ReservedPort
 from samebits.errors import ConfigError
 from samebits.launch.subcommand import SAMEBITS
+from samebits.replay.check import Report
+from samebits.replay.judge import Finding
 
 NUM_STEPS = 6
 TIMEOUT_S = 300.0

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from samebits.bits import tensors_in
 from samebits.data.samples import Batch
-from samebits.diff.folders import read_run
-from samebits.diff.replayed_run import ReplayedRun
-from samebits.diff.trace import CALL, SUMMED, StepTrace, trace_step
 from samebits.errors import ConfigError
 from samebits.extras import is_installed
 from samebits.provenance.step_log import APPLIED, StepRecord
+from samebits.replay.folders import read_run
+from samebits.replay.segments import compare_step
+from samebits.replay.stepper import ReplayedRun
+from samebits.replay.trace import CALL, SUMMED, StepTrace, trace_step
 from samebits.storage.run_folder import check_run_path
-from samebits.verify.replay import compare_step
 
 _SHOWN = 8  # samples
 

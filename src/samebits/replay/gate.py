@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from samebits import scratch
-from samebits.check import compare
-from samebits.check.check_script import FIRST, observe
-from samebits.check.examine import in_interpreter
 from samebits.errors import ConfigError
 from samebits.plain_file import parse_json, read_plain
+from samebits.replay import compare
+from samebits.replay.check import in_interpreter
+from samebits.replay.check_script import FIRST, observe
 from samebits.storage.run_folder import check_target, write_atomically
 
 NUM_STEPS = 20

@@ -13,8 +13,8 @@ from securesystemslib.signer import CryptoSigner
 from samebits.errors import CheckpointError, ConfigError
 from samebits.inference.hub import as_run, pull, push, signature_of
 from samebits.inference.signature import read_signing_key, sign, trust_key, trusted_keys
+from samebits.replay.verify import Request, verify
 from samebits.storage.manifest import sha256_of_file
-from samebits.verify.verify import Request, verify
 from tests.runs import samebits
 
 

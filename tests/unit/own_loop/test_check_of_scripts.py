@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from samebits.check import check_script
-from samebits.check.check_script import _AGAIN, _compare, _Outcome, _own_ranks
 from samebits.errors import ConfigError
+from samebits.replay import check_script
+from samebits.replay.check_script import _AGAIN, _compare, _Outcome, _own_ranks
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from samebits.check.trial import Trial, run_trial
 from samebits.cluster.env import ALONE
 from samebits.errors import ConfigError
 from samebits.replay import gate as module
 from samebits.replay.gate import GateResult, GateSource, default_file, gate, lines
+from samebits.replay.trial import Trial, run_trial
 from tests.unit.replay.edits import HARMFUL, HARMLESS, RECIPE, Edit
 
 STEPS = 4

@@ -1,0 +1,148 @@
+"""What a publisher leaves out, or states beside the truth, is found; or the verdict names it as not stated."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samebits.replay.segments import _first_difference
+from samebits.replay.verify import lines
+from samebits.storage.manifest import WEIGHTS
+from tests.verify_trials.forgery import edit_json, edit_tensors, forge
+from tests.verify_trials.runs import prepare_process, train, verified
+
+
+@pytest.mark.parametrize("empty", [("code",), ("environment",), ("data",), ("code", "environment", "data")])
+def test_an_emptied_statement_is_named(run: Path, empty: tuple[str, ...]) -> None:
+    forge(run, **{name: {} if name == "data" else [] for name in empty})
+    if {"code", "environment"}.intersection(empty):
+        (run / "environment.json").unlink()
+    assert f"not stated: the run's {', '.join(empty)}" in verified(run).notes
+
+
+@pytest.mark.parametrize("kind", ["code", "data"])
+def test_a_digest_under_an_invented_name_is_named(run: Path, kind: str) -> None:
+    entry = {"training sample of a stranger": "0" * 16}
+    forge(run, **{kind: [entry] if kind == "code" else entry})
+    if kind == "code":
+        (run / "environment.json").unlink()
+    notes = verified(run, steps=(0, 4)).notes
+    assert "not compared: training sample of a stranger, which this replay does not have" in notes
+    assert any(note.startswith("not stated: ") for note in notes)
+
+
+def without_evaluations(run: Path, hidden: Callable[[int], bool]) -> None:
+    path = run / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    kept = [each for each in records if each["kind"] != "eval" or not hidden(each["step"])]
+    path.write_text("".join(json.dumps(each) + "\n" for each in kept))
+
+
+@pytest.mark.parametrize(
+    ("hidden", "text"),
+    [
+        (lambda step: step == 10, "1 evaluation after step 10"),
+        (lambda step: step in (5, 10), "2 evaluations, the first after step 5"),
+        (lambda step: step < 20, "3 evaluations, the first after step 5"),
+    ],
+    ids=["one", "two", "all but the last"],
+)
+def test_a_hidden_evaluation_is_named(run: Path, hidden: Callable[[int], bool], text: str) -> None:
+    without_evaluations(run, hidden)
+    forge(run)
+    assert f"not stated: {text}, which eval_every=1 makes" in verified(run).notes
+
+
+@pytest.mark.parametrize("first", [10, 15])
+def test_an_evaluation_that_is_recorded_and_no_longer_in_the_metrics_is_named(run: Path, first: int) -> None:
+    without_evaluations(run, lambda step: step >= first)
+    assert f"metrics.jsonl does not have the recorded evaluation after step {first}" in verified(run).notes
+
+
+def worst(run: Path) -> dict[str, Any]:
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    found = json.loads((run / "result.json").read_text())["best"]
+    evaluations = [each for each in records if each["kind"] == "eval"]
+    other = next(each for each in evaluations if each[found["metric"]] != found["value"])
+    return {**found, "step": other["step"], "value": other[found["metric"]]}
+
+
+@pytest.mark.parametrize(
+    "change", [worst, lambda _: {"metric": "loss", "value": None, "step": 1, "better": "max"}, lambda _: None]
+)
+def test_a_best_that_is_not_is_found(run: Path, change: Callable[[Path], Any]) -> None:
+    best = change(run)
+    edit_json(run / "result.json", lambda content: content.update(best=best))
+    verdict = verified(run)
+    assert not verdict.is_verified
+    assert any(text.startswith("result.json: ") for text in verdict.mismatches)
+
+
+@pytest.mark.parametrize("kept", [lambda name: False, lambda name: name != WEIGHTS, lambda name: "8" not in name])
+def test_a_statement_names_the_files_that_it_is_about(run: Path, kept: Callable[[str], bool]) -> None:
+    def leave_out(content: dict[str, Any]) -> None:
+        content["subject"] = [each for each in content["subject"] if kept(each["name"])]
+
+    edit_json(run / "provenance.json", leave_out)
+    assert any(text.startswith("provenance.json: its subjects do not name ") for text in verified(run).mismatches)
+
+
+@pytest.mark.parametrize("step", [4, 8, 16])
+def test_from_scratch_compares_the_checkpoints_that_it_does_not_need(run: Path, step: int) -> None:
+    weights = run / "checkpoints" / f"step-{step:06d}" / WEIGHTS
+    edit_tensors(weights, lambda tensors: [each.add_(0.5) for each in tensors.values() if each.is_floating_point()])
+    forge(run)
+    verdict = verified(run, from_scratch=True)
+    assert [each.step for each in verdict.differences] == [step], lines(verdict)
+    # The replay has gone on from its own weights.
+    assert sum(each.num_steps for each in verdict.replayed) == 16
+
+
+def test_from_scratch_ends_at_a_step_that_differs(run: Path) -> None:
+    shutil.rmtree(run)
+    train(run, ("optim.lr=0.04",))
+    settings = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(settings.replace("lr: 0.04", "lr: 0.05"))
+    forge(run)
+    assert not verified(run, from_scratch=True).is_verified
+
+
+@pytest.mark.parametrize("sizes", [(7, None), (None, 7), (7, 3)])
+def test_an_honest_run_with_another_eval_batch_after_a_stop_is_verified(
+    tmp_path: Path, sizes: tuple[int | None, int | None]
+) -> None:
+    """The last digits of a validation's loss follow from it, and it may change at a resume."""
+    prepare_process()
+    run = tmp_path / "run"
+    options = [() if size is None else (f"eval_batch={size}",) for size in sizes]
+    train(run, options[0])
+    for name in ("result.json", "provenance.json", WEIGHTS):
+        (run / name).unlink()
+    for path in (run / "checkpoints").glob("step-*"):
+        if int(path.name[5:]) > 8:
+            shutil.rmtree(path)
+    train(run, options[1], resume="auto")
+    verdict = verified(run)
+    assert verdict.is_verified, lines(verdict)
+    worlds = json.loads((run / "environment.json").read_text())["worlds"]
+    assert [each["eval_batch"] for each in worlds] == [size or 10 for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("stated", "found", "text"),
+    [
+        ({"a": ["1", "2"]}, {"a": ["1", "2"]}, ""),
+        ({"cat": ["cat/1", "dog/1"]}, {"cat": ["cat/1", "cat/2"]}, "train.cat[1] is 'dog/1', and 'cat/2' in the data"),
+        ({"cat": ["1"], "dog": []}, {"cat": ["1"], "dog": ["2"]}, "train.dog has 0 entries, and 1 in the data here"),
+        (["cat"], ["dog"], "train[0] is 'cat', and 'dog' in the data here"),
+        (None, {"sha256": "ab"}, "train is None, and {'sha256': 'ab'} in the data here"),
+    ],
+)
+def test_the_first_entry_of_a_listing_that_differs_is_named(stated: Any, found: Any, text: str) -> None:
+    assert _first_difference("train", stated, found).startswith(text)
+    assert bool(_first_difference("train", stated, found)) == bool(text)
