@@ -14,12 +14,10 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from samebits.cli.main import run
-from samebits.data.decoded import DecodedPictures
 from samebits.errors import SamebitsError
 from tests.runs import TINY
 
@@ -126,20 +124,8 @@ def trial(choose: random.Random) -> list[str]:
         lambda: ["data", "make", "classify", "num_per_class=1", "--out", place()],
         lambda: ["data", "make", "text", "num=-1", "--out", place()],
         lambda: ["submit", *tiny, "--run-dir", place(), *choose.choice([[], ["--dry-run"], ["--sbatch", place()]])],
-        lambda: ["cache", place()],
     ]  # fmt: skip
     return choose.choice(commands)()
-
-
-def carry_out(words: list[str]) -> None:
-    if words[0] == "cache":  # what a run does with its data.cache
-        cache = DecodedPictures(Path(words[1]), 1 << 20)
-        pixels = cache.read(Path("picture.png"), 1)
-        with Image.open("picture.png") as picture:
-            cache.keep(Path("picture.png"), 1, np.asarray(picture))
-        assert pixels is None
-    else:
-        run(words)
 
 
 def mistakes(work: Path, numbers: range) -> list[str]:
@@ -150,7 +136,7 @@ def mistakes(work: Path, numbers: range) -> list[str]:
     for number in numbers:
         words = trial(random.Random(f"{SEED}-{number}"))
         with contextlib.suppress(SamebitsError, SystemExit):
-            carry_out(words)
+            run(words)
         after = look(home)
         wrong = [path for path, facts in before.items() if after.get(path) != facts]
         if wrong:

@@ -91,19 +91,6 @@ def test_a_recipe_gives_one_hash_in_all_worlds_and_after_a_stop(
 
 
 @pytest.mark.full
-def test_decoded_pictures_that_all_ranks_keep_change_no_bit(pool: RankPool, tmp_path: Path) -> None:
-    root = shapes(tmp_path)
-    ((weights, *_),) = pool.run(1, carry_out, tmp_path / "plain", classify(root), -1, Small)
-    config = classify(root, data={"cache": tmp_path / "decoded"}, num_workers=1)
-    for number in range(2):  # the second run finds all of them
-        for other in pool.run(3, carry_out, tmp_path / str(number), config, -1, Small):
-            assert other[0] == weights
-    kept = list((tmp_path / "decoded").glob("??/*"))
-    assert len(kept) >= 100
-    assert not [path for path in kept if "partial" in path.name]
-
-
-@pytest.mark.full
 def test_a_resnet_too_gives_one_hash(pool: RankPool, tmp_path: Path) -> None:
     config = classify(shapes(tmp_path), model={"name": "resnet18"})
     config = config.model_copy(update={"global_batch": 40, "micro_batch": 8, "epochs": 1})

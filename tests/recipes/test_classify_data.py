@@ -211,13 +211,6 @@ def test_evaluation_sees_what_the_tutorials_transform_gives(shapes: Path) -> Non
         assert torch.equal(preprocess(samples.files[place], DataConfig(size_px=56, eval_resize_px=64)), ours[place])
 
 
-def test_decoded_pictures_give_the_same_bits(shapes: Path, tmp_path: Path) -> None:
-    plain, keeping = opened(shapes), opened(shapes, cache=tmp_path / "decoded")
-    for epoch in range(3):
-        assert torch.equal(read(plain, [3, 30, 50], epoch), read(keeping, [3, 30, 50], epoch))
-    assert list((tmp_path / "decoded").glob("??/*"))
-
-
 def test_workers_are_chosen_by_the_cores_that_are_left(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples, gpu = opened(shapes), torch.device("cuda")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from samebits.data.decoded import DecodedPictures
-from samebits.data.images import read_rgb
 from samebits.errors import DataError
 from samebits.recipes.classify.config import Config, DataConfig
 from samebits.recipes.classify.data import ImageFiles
@@ -169,16 +167,6 @@ def test_a_name_that_is_not_utf8_is_shown(tmp_path: Path, name: bytes, shown: st
         found(root=tmp_path)
     assert error.value.what.endswith(shown)
     assert error.value.slots["fix"] == "Rename it."
-
-
-def test_decoded_pictures_are_kept_whatever_the_folder_is_called(tmp_path: Path) -> None:
-    folder = tmp_path / os.fsdecode(b"caf\xe9")
-    path = shapes(tmp_path / "shapes").rename(folder) / "stars" / "0000.jpg"
-    decoded = DecodedPictures(tmp_path / "decoded", limit_bytes=1 << 20)
-    decoded.keep(path, 1, read_rgb(path))
-    kept = decoded.read(path, 1)
-    assert kept is not None
-    assert (kept == read_rgb(path)).all()
 
 
 def test_jfif_files_are_pictures(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
+from samebits.data.crop import center_square, resized
+from samebits.data.images import EncodedImage
 from samebits.errors import DataError
 from samebits.recipes.classify.config import DataConfig
-from samebits.recipes.classify.data import ImageFiles, preprocess
+from samebits.recipes.classify.data import center_crop, preprocess
 from samebits.recipes.classify.listing import read_csv
 from samebits.recipes.classify.rows import MAX_CLASSES, list_folder
 from samebits.recipes.mnist.data import read_idx
@@ -58,22 +60,9 @@ def test_a_picture_of_one_pixel_by_a_million_is_classified_and_not_looked_at_for
 def test_of_a_picture_up_to_sixteen_times_as_long_as_wide_all_is_resized(tmp_path: Path, size: tuple[int, int]) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    from samebits.data.crop import center_square, resized
-    from samebits.recipes.classify.data import crop_center
-
     whole = resized(pixels, None, 256, int(256 * size[0] / size[1]))
-    assert torch.equal(crop_center(pixels, DataConfig()), center_square(whole, 224))
-
-
-def test_a_picture_that_changes_while_decoded_pictures_are_kept_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    Image.new("RGB", (400, 300)).save(path)
-    samples = ImageFiles(tmp_path, {"a": ["a.png"]}, ["a"], DataConfig(cache=tmp_path / "kept"), train=True)
-    place, key = np.array([0]), np.array([7], dtype=np.uint64)
-    samples.batch(place, key)
-    Image.new("RGB", (5, 4)).save(path)
-    with pytest.raises(DataError, match=r"a\.png changed during the run"):
-        samples.batch(place, key)
+    cropped = center_crop(EncodedImage(tmp_path / "a.png"), DataConfig())
+    assert torch.equal(cropped, center_square(whole, 224))
 
 
 @pytest.mark.parametrize("target", ["/", "/proc"])

@@ -25,6 +25,8 @@ from samebits.plain_file import short_path
 REMOVED: Mapping[str, object] = {
     "cluster.load_balancing": False,
     "compress": "none",
+    "data.cache": None,
+    "data.cache_gb": 10.0,
     "mode": "exact",
     "watch.recheck": None,
 }
@@ -36,7 +38,7 @@ def without_removed(
     """Return settings, nested or by dotted name, without those that were removed and had no effect.
 
     Args:
-        own: Names of settings that a recipe has now.
+        own: Dotted names of settings that a recipe has now, as `names_of` returns them.
         above: The dotted name of the section that `settings` are in, with a dot at its end.
     """
     return {
@@ -44,6 +46,11 @@ def without_removed(
         for key, value in settings.items()
         if not _is_without_effect(f"{above}{key}", value, own)
     }
+
+
+def names_of(model: type[BaseModel]) -> set[str]:
+    """Return the dotted name of each setting and section of a model."""
+    return {".".join(setting.path) for setting in describe.settings(model)}
 
 
 def _is_without_effect(name: str, value: object, own: Collection[str]) -> bool:
@@ -387,7 +394,7 @@ def _resolve(
         origins.update(layer.origins)
         if layer.is_preset:
             base = _merge(base, layer.values)
-    values = without_removed(values, model.model_fields)
+    values = without_removed(values, names_of(model))
     config = None
     try:
         # Strict, so that "3" or true is not a number of epochs. As JSON, because pydantic's strict mode for Python

@@ -40,8 +40,6 @@ class Mark(Enum):
 # run folder must be read without importing its recipe: that would run code of a stranger.
 DATA_MARKS = {
     "root": Mark.MACHINE,
-    "cache": Mark.MACHINE,
-    "cache_gb": Mark.EXECUTION,
     "eval_sets": Mark.VALIDATION,  # one setting per set below it
 }
 

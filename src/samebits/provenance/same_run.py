@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from samebits.config import document
 from samebits.config.given import flat
-from samebits.config.load import without_removed
+from samebits.config.load import names_of, without_removed
 from samebits.config.schema import Mark, RunConfig, marks_of
 from samebits.errors import CheckpointError, ConfigError, LaunchError, cannot_read
 from samebits.plain_file import read_plain
@@ -119,7 +119,7 @@ def settings_of(folder: RunFolder) -> dict[str, Any]:
 def differing(settings: dict[str, Any], config: RunConfig) -> list[str]:
     """Return a line with both values for each setting that differs and changes the result."""
     # With the defaults of settings that were introduced after the run started.
-    settings = without_removed(settings, type(config).model_fields)
+    settings = without_removed(settings, names_of(type(config)))
     with suppress(ValidationError):  # a setting changed its meaning
         settings = plain_settings(type(config).model_validate(settings))
     old = flat(settings)

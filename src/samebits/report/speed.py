@@ -168,18 +168,13 @@ class DataWait:
         return f"data loading is the bottleneck: {share:.1%} of training time waits for it\n  fix  {advice}"
 
 
-def advice(*, num_workers: int, num_free_cores: int, can_cache: bool) -> str:
-    """Return what to do when data loading is the bottleneck; `can_cache`: the recipe has a cache that is not used."""
-    ways = []
-    if num_free_cores > num_workers:
-        now = "now 0: loading in the training process" if num_workers == 0 else f"now {num_workers}"
-        free = "1 core is" if num_free_cores == 1 else f"{num_free_cores} cores are"
-        ways.append(f"Set loader.num_workers={num_free_cores} ({now}; {free} free per rank).")
-    if can_cache:
-        ways.append("Set data.cache=FOLDER to keep decoded images from the second epoch on.")
-    if not ways:
-        ways.append("All cores are in use: take smaller images, faster disks or more machines.")
-    return "\n       ".join(ways)
+def advice(*, num_workers: int, num_free_cores: int) -> str:
+    """Return what to do when data loading is the bottleneck."""
+    if num_free_cores <= num_workers:
+        return "All cores are in use: take smaller images, faster disks or more machines."
+    now = "now 0: loading in the training process" if num_workers == 0 else f"now {num_workers}"
+    free = "1 core is" if num_free_cores == 1 else f"{num_free_cores} cores are"
+    return f"Set loader.num_workers={num_free_cores} ({now}; {free} free per rank)."
 
 
 def _share(before: tuple[float, float], now: tuple[float, float]) -> float:

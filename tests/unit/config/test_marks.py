@@ -48,7 +48,7 @@ def test_the_names_of_data_with_a_mark_are_those_of_recipes() -> None:
     ("name", "stops_early", "is_free_now"),
     [
         ("optim.lr", False, False), ("model.width", False, False), ("data.size_px", False, False),
-        ("checkpoint.every", True, True), ("data.root", True, True), ("data.cache_gb", True, True),
+        ("checkpoint.every", True, True), ("data.root", True, True), ("data.root", False, True),
         ("data.eval_sets.night", False, True), ("data.eval_sets.night", True, False), ("eval_every", True, False),
         ("eval_batch", False, True),
     ],

@@ -9,16 +9,30 @@ from unittest.mock import patch
 
 import pytest
 
-from samebits.config.load import REMOVED, load, mapping_layer, without_removed
+from samebits.config.load import REMOVED, load, mapping_layer, names_of, without_removed
 from samebits.config.schema import RunConfig, Settings
 from samebits.engine import opening
 from samebits.errors import ConfigError
 from samebits.provenance import same_run
+from samebits.provenance.same_run import differing, plain_settings
+from samebits.recipes.catalog import find
 from tests.verify_trials.runs import alone, train, train_until, verified
 
 pytestmark = pytest.mark.usefixtures("torch_as_before", "honest")
 NAMES = sorted(REMOVED)
-OTHER: dict[str, object] = {"cluster.load_balancing": True, "compress": "bf16", "mode": "fast", "watch.recheck": "1/50"}
+OF_CLASSIFY = ("data.cache", "data.cache_gb")
+OTHER: dict[str, object] = {
+    "cluster.load_balancing": True, "compress": "bf16", "data.cache": "decoded", "data.cache_gb": 20.0, "mode": "fast",
+    "watch.recheck": "1/50",
+}  # fmt: skip
+
+
+class Data(Settings):
+    root: str | None = None
+
+
+class Recipe(RunConfig):
+    data: Data = Data()
 
 
 def nested(settings: dict[str, object]) -> dict[str, Any]:
@@ -36,7 +50,7 @@ def earlier_version() -> Iterator[None]:
 
     def earlier(config: RunConfig) -> dict[str, Any]:
         settings = known(config)
-        for name, value in nested(dict(REMOVED)).items():
+        for name, value in nested({name: value for name, value in REMOVED.items() if name not in OF_CLASSIFY}).items():
             settings[name] = {**settings[name], **value} if isinstance(value, dict) else value
         return settings
 
@@ -53,7 +67,9 @@ def test_a_run_of_an_earlier_version_is_read_and_verified(printed: Callable[...,
     with earlier_version():
         train(run)
     for file in (run / "config.yaml", *run.glob("checkpoints/*/state.json")):
-        assert all(name.rpartition(".")[2] in file.read_text(encoding="utf-8") for name in REMOVED)
+        assert all(
+            name.rpartition(".")[2] in file.read_text(encoding="utf-8") for name in REMOVED if name not in OF_CLASSIFY
+        )
     shutil.copytree(run, tmp_path / "copy")
     assert verified(run).is_verified
     assert "loss" in printed(["eval", str(run)])
@@ -71,7 +87,7 @@ def test_a_run_of_an_earlier_version_is_resumed_to_the_weights_that_it_would_hav
 def test_a_removed_setting_with_an_effect_is_refused_by_name(name: str) -> None:
     value = str(OTHER[name]).lower()
     with pytest.raises(ConfigError, match=f"{name}={value} was removed from Samebits") as error:
-        load(RunConfig, [mapping_layer({"recipe": "x"}, "here")], [f"{name}={value}"])
+        load(Recipe, [mapping_layer({"recipe": "x"}, "here")], [f"{name}={value}"])
     assert error.value.slots["given"] == f"on the command line: {name}={value}"
     assert error.value.slots["fix"].startswith("Remove it.")
 
@@ -84,8 +100,30 @@ def test_a_removed_setting_without_an_effect_is_ignored(name: str) -> None:
     assert without_removed({name: OTHER[name]}) == {name: OTHER[name]}
 
 
+def test_a_run_of_classify_with_a_cache_that_was_off_is_the_same_run() -> None:
+    spec = find("classify")
+    now = spec.load(["data.root=."]).config
+    saved = plain_settings(now)
+    saved["data"] |= {"cache": None, "cache_gb": 10.0}
+    layer = mapping_layer(saved, "config.yaml")
+    assert plain_settings(load(type(now), [*spec.layers, layer]).config) == plain_settings(now)
+    assert differing(saved, now) == []
+    saved["data"]["cache"] = "decoded"
+    assert differing(saved, now) == ["data.cache: decoded in the run, not set now"]
+
+
 def test_a_setting_of_a_recipe_with_the_name_of_a_removed_one_is_kept() -> None:
     class Own(Settings):
         mode: str = "exact"
 
-    assert without_removed({"mode": "exact"}, Own.model_fields) == {"mode": "exact"}
+    assert without_removed({"mode": "exact"}, names_of(Own)) == {"mode": "exact"}
+
+
+def test_a_setting_in_a_section_of_a_recipe_with_the_name_of_a_removed_one_is_kept() -> None:
+    class OwnData(Settings):
+        cache: str | None = "somewhere"
+
+    class Own(RunConfig):
+        data: OwnData = OwnData()
+
+    assert load(Own, [mapping_layer({"recipe": "x", "data": {"cache": None}}, "here")]).config.data.cache is None

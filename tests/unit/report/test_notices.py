@@ -43,19 +43,17 @@ def test_a_slow_first_epoch_that_fills_a_cache_does_not_hide_a_later_one_without
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "num_free", "can_cache", "texts"),
+    ("num_workers", "num_free", "text"),
     [
-        (0, 3, False, ["loader.num_workers=3 (now 0: loading in the training process; 3 cores are free per rank)"]),
-        (2, 3, True, ["loader.num_workers=3 (now 2; ", "data.cache=FOLDER"]),
-        (0, 0, True, ["data.cache=FOLDER"]),
-        (0, -1, False, ["All cores are in use"]),
-        (4, 3, False, ["All cores are in use"]),
+        (0, 3, "loader.num_workers=3 (now 0: loading in the training process; 3 cores are free per rank)"),
+        (2, 3, "loader.num_workers=3 (now 2; "), (0, 1, "1 core is free per rank"), (0, 0, "All cores are in use"),
+        (0, -1, "All cores are in use"), (4, 3, "All cores are in use"),
     ],
-)
-def test_the_advice_can_be_followed_here(num_workers: int, num_free: int, can_cache: bool, texts: list[str]) -> None:
-    text = advice(num_workers=num_workers, num_free_cores=num_free, can_cache=can_cache)
-    assert [part in text for part in texts] == [True] * len(texts)
-    assert len(text.splitlines()) == len(texts)
+)  # fmt: skip
+def test_the_advice_can_be_followed_here(num_workers: int, num_free: int, text: str) -> None:
+    found = advice(num_workers=num_workers, num_free_cores=num_free)
+    assert text in found
+    assert len(found.splitlines()) == 1
 
 
 def num_micro(batch: int, micro_batch: int) -> int:

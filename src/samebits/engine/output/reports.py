@@ -80,11 +80,9 @@ def warnings_of(metric: Any) -> list[str]:
 
 def load_faster(job: Job) -> str:
     """Return what to do when data loading is the bottleneck."""
-    data: Any = getattr(job.config, "data", None)
     return advice(
         num_workers=job.loader.num_workers if job.loader is not None else 0,
         num_free_cores=num_cores() // job.world.num_ranks_here - 1,
-        can_cache=hasattr(data, "cache") and data.cache is None,
     )
 
 

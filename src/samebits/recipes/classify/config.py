@@ -100,13 +100,6 @@ class DataConfig(Settings):
         default=True,
         description="Decode JPEG files at 1/2, 1/4 or 1/8 of their size where the crop allows it, which is faster.",
     )
-    cache: Path | None = Field(
-        default=None,
-        description="Folder for decoded images, filled during training. Does not change results. null: none.",
-    )
-    cache_gb: float = Field(
-        default=10.0, gt=0, description="Maximum size of data.cache, in gigabytes."
-    )
 
     @model_validator(mode="after")
     def _settings_fit_together(self) -> "DataConfig":

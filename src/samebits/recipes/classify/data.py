@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,12 @@ from samebits.data.crop import (
     resize_into,
     resized_shorter,
 )
-from samebits.data.decoded import DecodedPictures
 from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.keyed import IntArray, KeyArray, key, uniform
 from samebits.data.samples import Batch, Samples
-from samebits.errors import ConfigError, DataError
+from samebits.errors import DataError
 from samebits.recipes.classify.config import AugmentConfig, DataConfig
-from samebits.recipes.classify.listing import FileSet, open_set
+from samebits.recipes.classify.listing import open_set
 from samebits.recipes.classify.rows import Files
 
 # Augmentation by torchvision.transforms.v2, with keyed random numbers.
@@ -126,14 +124,6 @@ _EVAL_MARGIN = 2.0
 _FIX = "Replace the image by a readable one,\nor start a new run with data.on_error=skip to leave such images out."
 
 
-@dataclass(frozen=True)
-class Head:
-    """The header of an image file."""
-
-    size: tuple[int, int]  #: (width, height), pixels.
-    is_scalable: bool  #: Whether it can be decoded at 1/2, 1/4 or 1/8 of its size.
-
-
 class ImageFiles(Samples):
     """Images with labels: random crops for training, center crops for evaluation.
 
@@ -146,7 +136,6 @@ class ImageFiles(Samples):
         augment: Augmentation of training images after the crop. None: none.
 
     Raises:
-        ConfigError: data.cache is set, and the images are rows.
         DataError: A file that was listed at the start of the run is missing.
     """
 
@@ -171,17 +160,7 @@ class ImageFiles(Samples):
         self.files: Sequence[Path] = self._images.files(self._names)
         self._augmentation: Augmentation | None = None
         if train and augment is not None and augment.is_on:
-            # late: torchvision.transforms takes time to import
-
             self._augmentation = Augmentation(augment, len(classes))
-        self._decoded: DecodedPictures | None = None
-        if config.cache is not None:
-            if not isinstance(self._images, FileSet):
-                raise ConfigError(
-                    "data.cache is for image files only, not for rows", fix="Remove data.cache."
-                )
-            self._decoded = DecodedPictures(config.cache, int(config.cache_gb * 1e9))
-        self._heads: dict[int, Head] = {}
         self._intact: set[int] = set()
         self._size_px = (config.train_px or config.size_px) if train else config.size_px
         self._normalize = Normalize(config, self._size_px)
@@ -210,9 +189,9 @@ class ImageFiles(Samples):
                     self._augmentation.augment(images, keys.tolist())
             else:
                 for row, index in enumerate(indices.tolist()):
-                    head, encoded = self._open(index)
-                    scale = self._scale(head, min(head.size), resize_px(self._config), _EVAL_MARGIN)
-                    images[row] = crop_center(self._pixels(index, encoded, scale), self._config)
+                    images[row] = center_crop(
+                        self._images.encoded(self._names[index]), self._config
+                    )
         except DataError as error:
             if self._config.on_error == "stop":
                 raise error.with_slots(fix=_FIX) from error
@@ -229,54 +208,16 @@ class ImageFiles(Samples):
         return dataclasses.replace(batch, inputs=inputs, targets=targets)
 
     def _random_crop(self, index: int, boxes: RandomBoxes, row: int) -> tuple[ByteArray, Box]:
-        head, encoded = self._open(index)
-        box = boxes.box(row, head.size)
-        scale = self._scale(head, min(box.width, box.height), self._size_px, _TRAIN_MARGIN)
+        encoded = self._images.encoded(self._names[index])
+        box = boxes.box(row, encoded.size)
+        shorter_px = min(box.width, box.height)
+        scale = _scale(encoded, self._config, shorter_px, self._size_px, _TRAIN_MARGIN)
         box = box.at(scale)
         # Lost data is found only if all rows are decoded, which takes longer: once for each image and process.
         bottom_px = box.top + box.height if index in self._intact else None
-        pixels = self._pixels(index, encoded, scale, bottom_px=bottom_px)
+        pixels = encoded.pixels(scale, bottom_px=bottom_px)
         self._intact.add(index)
         return pixels, box
-
-    def _open(self, index: int) -> tuple[Head, EncodedImage | None]:
-        """Return the header of an image, and the opened file unless the header and maybe the pixels are cached."""
-        head = self._heads.get(index)
-        if head is not None:
-            return head, None
-        encoded = self._images.encoded(self._names[index])
-        head = Head(encoded.size, encoded.is_scalable)
-        # Without the cache each sample opens its file anyway.
-        if self._decoded is not None:
-            self._heads[index] = head
-        return head, encoded
-
-    def _scale(self, head: Head, shorter_px: int, target_px: int, margin: float) -> int:
-        if not (head.is_scalable and self._config.scaled_decode):
-            return 1
-        return fitting_scale(shorter_px, target_px, margin=margin)
-
-    def _pixels(
-        self, index: int, encoded: EncodedImage | None, scale: int, *, bottom_px: int | None = None
-    ) -> ByteArray:
-        name = self._names[index]
-        if self._decoded is None:
-            return (encoded or self._images.encoded(name)).pixels(scale, bottom_px=bottom_px)
-        path = self.files[index]
-        whole = self._heads[index].size
-        size = (-(-whole[0] // scale), -(-whole[1] // scale))
-        pixels = self._decoded.read(path, scale, size)
-        if pixels is None:
-            pixels = (encoded or self._images.encoded(name)).pixels(scale)
-            if pixels.shape[1::-1] != size:
-                raise DataError(
-                    f"the size of image {path} changed during the run",
-                    given=f"{pixels.shape[1]}x{pixels.shape[0]}",
-                    allowed=f"{size[0]}x{size[1]}",
-                    fix="Restore the image. Do not change the dataset during a run.",
-                )
-            self._decoded.keep(path, scale, pixels)
-        return pixels
 
 
 class Normalize:
@@ -316,9 +257,21 @@ def resize_px(config: DataConfig) -> int:
     return config.eval_resize_px or round(config.size_px * 256 / 224)
 
 
-def crop_center(pixels: ByteArray, config: DataConfig) -> Tensor:
-    """Resize and center-crop (H, W, 3) bytes to (S, S, 3) bytes, as evaluation does."""
-    return center_square(resized_shorter(pixels, resize_px(config), config.size_px), config.size_px)
+def center_crop(encoded: EncodedImage, config: DataConfig) -> Tensor:
+    """Decode, resize and center-crop an image to (S, S, 3) bytes, as evaluation does."""
+    shorter_px = resize_px(config)
+    scale = _scale(encoded, config, min(encoded.size), shorter_px, _EVAL_MARGIN)
+    resized = resized_shorter(encoded.pixels(scale), shorter_px, config.size_px)
+    return center_square(resized, config.size_px)
+
+
+def _scale(
+    encoded: EncodedImage, config: DataConfig, shorter_px: int, target_px: int, margin: float
+) -> int:
+    """Return the scale at which to decode an image, of which a box with this shorter side is resized to the target."""
+    if not (encoded.is_scalable and config.scaled_decode):
+        return 1
+    return fitting_scale(shorter_px, target_px, margin=margin)
 
 
 def preprocess(path: Path, config: DataConfig) -> Tensor:
@@ -327,10 +280,5 @@ def preprocess(path: Path, config: DataConfig) -> Tensor:
     Raises:
         DataError: The file is not an image, or is damaged.
     """
-    encoded = EncodedImage(path)
-    scale = 1
-    if encoded.is_scalable and config.scaled_decode:
-        scale = fitting_scale(min(encoded.size), resize_px(config), margin=_EVAL_MARGIN)
-    return Normalize(config, config.size_px)(
-        crop_center(encoded.pixels(scale), config).unsqueeze(0)
-    )[0]
+    image = center_crop(EncodedImage(path), config)
+    return Normalize(config, config.size_px)(image.unsqueeze(0))[0]
