@@ -22,11 +22,15 @@ from pydantic import (
 )
 
 from samebits.data.images import (
+    HEAD_BYTES,
     MAX_FILE_BYTES,
     MAX_PIXELS,
     ByteArray,
     EncodedImage,
+    looked_at,
     read_content,
+    read_head,
+    stored_size,
     too_large,
 )
 from samebits.errors import DataError
@@ -355,6 +359,20 @@ class Folder:
         """Read an image file."""
         return read_content(self.path / name)
 
+    def head(self, name: str) -> bytes:
+        """Read the beginning of an image file."""
+        return read_head(self.path / name)
+
+    def check_sizes(self, sizes: Mapping[str, tuple[int, int]]) -> None:
+        """Compare the (width, height) of up to a thousand images with their annotations, from their headers alone.
+
+        Raises:
+            DataError: An image has another size, is missing or can't be read.
+        """
+        for name in looked_at(list(sizes)):
+            if stored_size(self.head(name)) not in (None, sizes[name]):
+                self.pixels(name, sizes[name])  # its error names the cause
+
     def pixels(self, name: str, size: tuple[int, int]) -> ByteArray:
         """Decode an image of (width, height) to (H, W, 3) RGB bytes as stored: annotations ignore the EXIF orientation.
 
@@ -424,6 +442,14 @@ class Zip(Folder):
                 f"{name} can't be read from {self.path}: {str(error) or type(error).__name__}",
                 fix="Download the zip file again.",
             ) from error
+
+    def head(self, name: str) -> bytes:
+        """Read the beginning of an image file."""
+        try:
+            with self._opened().open(self._names[str(PurePosixPath(name))]) as file:
+                return file.read(HEAD_BYTES)
+        except Exception:  # a damaged file is named when it is read
+            return b""
 
     def _opened(self) -> zipfile.ZipFile:
         # After a fork, a DataLoader worker shares the file offset of its parent, so each process opens the file itself.

@@ -29,6 +29,7 @@ from samebits.errors import DataError
 from samebits.recipes.pose.config import SPLITS, DataConfig
 from samebits.recipes.pose.data import Example
 from samebits.recipes.pose.skeletons import SKELETONS, Skeleton
+from samebits.recipes.pose.view import check_shape
 
 # Annotation files of people in COCO's format, which CrowdPose has too.
 
@@ -298,6 +299,10 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages:
         ]
         fix = "Download them, or set data.root to the folder of the dataset."
         store = open_store(folders, [image["file_name"] for image in images], fix)
+        sizes = {image["file_name"]: (image["width"], image["height"]) for image in images}
+        store.check_sizes(sizes)
+        for image in () if train else images:
+            check_shape(f"image {image['id']}", image["width"], image["height"])
         found += [_Image(coco, store, image) for image in images]
     if not found:
         raise DataError(

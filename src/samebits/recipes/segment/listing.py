@@ -176,36 +176,43 @@ class CocoFile:
         Raises:
             DataError: Images are missing.
         """
-        store = open_store(
-            [self._folder], names, "Set data.images to the folder or zip file of the images."
-        )
+        store = self._store(names)
+        store.check_sizes({name: self._size(name) for name in names})
         read = partial(self._read, store=store, classes=info["classes"])
         return LabelSource(names, read, [str(self.path), *store.files(names)])
 
     def reader(self, names: Sequence[str]) -> Callable[[str], object]:
         """Return a function that reads an image and the regions of all categories, to find unreadable ones."""
-        source = self.opened(names, {"classes": [BACKGROUND, *self.categories.values()]})
-        return lambda name: source.read_name(name, 0)
+        classes = [BACKGROUND, *self.categories.values()]
+        return partial(self._read, _key=0, store=self._store(names), classes=classes)
 
-    def _read(
-        self, name: str, _key: int, *, store: Folder, classes: Sequence[str]
-    ) -> tuple[ByteArray, ByteArray]:
+    def _store(self, names: Sequence[str]) -> Folder:
+        fix = "Set data.images to the folder or zip file of the images."
+        return open_store([self._folder], names, fix)
+
+    def _size(self, name: str) -> tuple[int, int]:
+        """Return the (width, height) of an image by its annotation."""
         if name not in self._images:
             raise DataError(
                 f"{self.path} has no image {name}",
                 cause="it has changed since the start of the run",
                 fix="Restore the file, or start a new run.",
             )
-        image = self._images[name]
-        width = image["width"]
-        height = image["height"]
+        width = self._images[name]["width"]
+        height = self._images[name]["height"]
         if width * height > MAX_PIXELS:
             raise DataError(
                 f"the image {name} is {width}x{height}",
                 allowed=f"up to {MAX_PIXELS:,} pixels",
                 fix="Resize the image and its regions, or remove it from the annotation file.",
             )
-        return store.pixels(name, (width, height)), self._labels(image, classes)
+        return width, height
+
+    def _read(
+        self, name: str, _key: int, *, store: Folder, classes: Sequence[str]
+    ) -> tuple[ByteArray, ByteArray]:
+        size = self._size(name)
+        return store.pixels(name, size), self._labels(self._images[name], classes)
 
     def _labels(self, image: Mapping[str, Any], classes: Sequence[str]) -> ByteArray:
         """Draw the labels of an image: (H, W) bytes, the index of the class, or `IGNORED`."""
