@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
+from samebits.data.images import ByteArray
 from samebits.data.keyed import key as make_key
 from samebits.engine.parts import Parts
 from samebits.recipes.pose.config import Config
 from samebits.recipes.pose.data import EvalImages, Example, TrainImages
 from samebits.recipes.pose.skeletons import COCO
-from samebits.recipes.pose.view import Floats, Pixels
+from samebits.recipes.pose.view import Floats
 from tests.paint_people import Painter, random_color
 
 MAX_PEOPLE = 4
@@ -36,9 +37,9 @@ class Drawing:
         owners: (H, W): 0 for the background, else the number of the person, from 1.
     """
 
-    rgb: Pixels
+    rgb: ByteArray
     joints: Floats
-    owners: Pixels
+    owners: ByteArray
 
     @property
     def boxes(self) -> Floats:
@@ -240,7 +241,7 @@ def _overlap(first: Floats, second: Floats) -> float:
     return float(shared / smaller)
 
 
-def _with_visibility(joints: Floats, owners: Pixels, owner: int) -> Floats:
+def _with_visibility(joints: Floats, owners: ByteArray, owner: int) -> Floats:
     """Add the visibility to (17, 2) joints: (17, 3). Joints outside are all zeros, as in COCO's files."""
     size = owners.shape[0]
     spots = np.round(joints).astype(np.int64)

@@ -20,62 +20,43 @@ from samebits.data.samples import Batch
 MAX_DENSE_CLASSES = 2_000  # a matrix of 32 MB
 
 
-class ConfusionMatrix:
-    """A count for each pair of C classes."""
+_BY_CLASS = ("samples", "correct", "predicted")
+
+
+class Counts:
+    """A count for each pair of label and prediction of C classes; of many classes, only those of `_BY_CLASS`."""
 
     def __init__(self, num_classes: int) -> None:
-        self._num_classes = num_classes
-        self._counts = torch.zeros(num_classes, num_classes, dtype=torch.int64)
+        self._is_dense = num_classes <= MAX_DENSE_CLASSES
+        num_rows = num_classes if self._is_dense else len(_BY_CLASS)
+        self._counts = torch.zeros(num_rows, num_classes, dtype=torch.int64)
 
     def add(self, labels: Tensor, predictions: Tensor) -> None:
         """Count (N,) labels with their (N,) predictions."""
-        cells = labels * self._num_classes + predictions
-        # In place: with many classes, the matrix of a single batch would take as much memory again.
-        self._counts.view(-1).index_add_(0, cells, torch.ones_like(cells))
+        if self._is_dense:
+            rows = [self._counts.view(-1)]
+            places = [labels * len(self._counts) + predictions]
+        else:
+            rows = list(self._counts)
+            places = [labels, labels[labels == predictions], predictions]
+        for row, place in zip(rows, places, strict=True):
+            # In place: with many classes, the matrix of a single batch would take as much memory again.
+            row.index_add_(0, place, torch.ones_like(place))
 
-    def totals(self) -> tuple[Tensor, Tensor]:
-        """Return the number of samples of each class, (C,), and of correct predictions, (C,)."""
-        return self._counts.sum(dim=1), self._counts.diagonal()
-
-    def predictions(self) -> Tensor:
-        """Return how often each class was predicted, (C,)."""
-        return self._counts.sum(dim=0)
+    def totals(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the number of samples, of correct predictions, and of all predictions of each class, (C,) each."""
+        if not self._is_dense:
+            return self._counts[0], self._counts[1], self._counts[2]
+        return self._counts.sum(dim=1), self._counts.diagonal(), self._counts.sum(dim=0)
 
     def state(self) -> dict[str, Any]:
-        """Return the counts as `confusion[label][prediction]`."""
-        return {"confusion": self._counts.tolist()}
+        """Return `confusion[label][prediction]`, or the counts of each class by name."""
+        rows = self._counts.tolist()
+        return {"confusion": rows} if self._is_dense else dict(zip(_BY_CLASS, rows, strict=True))
 
     def merge(self, state: Mapping[str, Any]) -> None:
         """Add the counts of another rank, from its `state`."""
-        self._counts += torch.tensor(state["confusion"], dtype=torch.int64)
-
-
-class ClassCounts:
-    """Counts for each of C classes, where a matrix would be too large."""
-
-    def __init__(self, num_classes: int) -> None:
-        self._counts = torch.zeros(3, num_classes, dtype=torch.int64)  # samples, correct, predicted
-
-    def add(self, labels: Tensor, predictions: Tensor) -> None:
-        """Count (N,) labels with their (N,) predictions."""
-        for row, classes in enumerate((labels, labels[labels == predictions], predictions)):
-            self._counts[row].index_add_(0, classes, torch.ones_like(classes))
-
-    def totals(self) -> tuple[Tensor, Tensor]:
-        """Return the number of samples of each class, (C,), and of correct predictions, (C,)."""
-        return self._counts[0], self._counts[1]
-
-    def predictions(self) -> Tensor:
-        """Return how often each class was predicted, (C,)."""
-        return self._counts[2]
-
-    def state(self) -> dict[str, Any]:
-        """Return `samples`, `correct` and `predicted` by class."""
-        return dict(zip(("samples", "correct", "predicted"), self._counts.tolist(), strict=True))
-
-    def merge(self, state: Mapping[str, Any]) -> None:
-        """Add the counts of another rank, from its `state`."""
-        rows = [state[name] for name in ("samples", "correct", "predicted")]
+        rows = state["confusion"] if self._is_dense else [state[name] for name in _BY_CLASS]
         self._counts += torch.tensor(rows, dtype=torch.int64)
 
 
@@ -164,21 +145,20 @@ class Accuracy:
         self._num_top = num_top if num_top < num_classes else 1
         self._classes = classes if classes is not None and num_classes <= MAX_NAMED_CLASSES else ()
         self._num_in_top = 0
-        is_dense = num_classes <= MAX_DENSE_CLASSES
-        self._confusion = (ConfusionMatrix if is_dense else ClassCounts)(num_classes)
+        self._counts = Counts(num_classes)
         self._worst: list[tuple[float, int, int, int]] = []
 
     @property
     def num_samples(self) -> int:
         """Number of samples added, merged ones included."""
-        return int(self._confusion.totals()[0].sum())
+        return int(self._counts.totals()[0].sum())
 
     def add(self, outputs: Any, batch: Batch) -> None:
         """Add (N, num_classes) logits. The batch's targets are (N,) labels."""
         logits = outputs.detach().to("cpu", torch.float32)
         labels = batch.targets.to("cpu")
         chosen = logits.argmax(dim=1)
-        self._confusion.add(labels, chosen)
+        self._counts.add(labels, chosen)
         if self._num_top > 1:
             # A class ranks higher if its logit is larger, or equal with a smaller index: consistent with argmax.
             own = logits.gather(1, labels[:, None])
@@ -203,14 +183,14 @@ class Accuracy:
         A worst sample is `[loss, index, label, prediction]`; its loss is infinite if it was not finite.
         """
         return {
-            **self._confusion.state(),
+            **self._counts.state(),
             "in_top": self._num_in_top,
             "worst": [list(row) for row in self._worst],
         }
 
     def merge(self, state: dict[str, Any]) -> None:
         """Add the counts of another rank, from its `state`."""
-        self._confusion.merge(state)
+        self._counts.merge(state)
         self._num_in_top += state["in_top"]
         self._keep_worst(
             [(loss, index, label, prediction) for loss, index, label, prediction in state["worst"]]
@@ -222,7 +202,7 @@ class Accuracy:
         Raises:
             ValueError: No sample was added.
         """
-        samples, correct = self._confusion.totals()
+        samples, correct, _ = self._counts.totals()
         num_samples = int(samples.sum())
         if num_samples == 0:
             raise ValueError("no samples were added, so there is no accuracy")
@@ -239,8 +219,7 @@ class Accuracy:
 
     def warnings(self) -> list[str]:
         """Return a sentence if one class takes all answers, or if the accuracy is at chance level."""
-        labels, correct = self._confusion.totals()
-        answers = self._confusion.predictions()
+        labels, correct, answers = self._counts.totals()
         num_samples = int(labels.sum())
         num_correct = int(correct.sum())
         if num_samples == 0:

@@ -10,6 +10,7 @@ from samebits.cores import num_cores
 from samebits.data.names import left_out_row, skipped_row
 from samebits.errors import DataError, cannot_read
 from samebits.plain_file import read_plain
+from samebits.recipes.vision_config import VisionData
 
 
 def read_list(path: Path, max_bytes: int, fix: str, allowed: str | None = None) -> bytes:
@@ -56,6 +57,11 @@ def some(names: Sequence[str], count: int) -> str:
 def whole_path(path: Path) -> str:
     """Return an absolute path, as a run stores it."""
     return str(path.expanduser().absolute())
+
+
+def is_another_set(data: VisionData, dataset_info: Mapping[str, Any]) -> bool:
+    """Return whether data.eval names other images than those with which the run was started: they are listed now."""
+    return data.eval is not None and whole_path(data.eval) != dataset_info["held_out_from"]
 
 
 def header_rows(rows: Mapping[str, str], dataset_info: Mapping[str, Any]) -> dict[str, str]:

@@ -9,14 +9,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image, ImageDraw
 from torch import Tensor
 
+from samebits.data.keyed import IntArray
 from samebits.data.samples import Batch, Samples
 from samebits.metrics.classification import Accuracy
-from samebits.report.pictures import draw_confusion, draw_sheet
+from samebits.report.pictures import draw_confusion, draw_sheet, font_for
 
 ByteArray = npt.NDArray[np.uint8]
 _MOST_CLASSES = 40  # of a confusion matrix
+_INK = (34, 34, 34)
+_ROW_PX = 26
+_MARGIN_PX = 12
 
 #: Makes the tiles of a batch, (H, W) or (H, W, 3) bytes, each with its label.
 Tiles = Callable[[Batch], Iterable[tuple[ByteArray, str]]]
@@ -74,9 +79,27 @@ def draw_classes(
     )
 
 
-def most_confused(
-    matrix: npt.NDArray[np.int64], classes: Sequence[str]
-) -> tuple[list[list[int]], list[str]]:
+def draw_shares(
+    image: Image.Image, rows: Sequence[tuple[str, float, tuple[int, int, int]]]
+) -> Image.Image:
+    """Draw rows of a name, its share and a color below an image: each share as a bar in its color."""
+    font = font_for("".join(name for name, _, _ in rows), 15)
+    size = (max(image.width, 360), image.height + _ROW_PX * len(rows) + 2 * _MARGIN_PX)
+    canvas = Image.new("RGB", size, "white")
+    canvas.paste(image, (0, 0))
+    draw = ImageDraw.Draw(canvas)
+    left = 2 * _MARGIN_PX + max(int(font.getlength(name)) for name, _, _ in rows)
+    for number, (name, share, color) in enumerate(rows):
+        top = image.height + _MARGIN_PX + number * _ROW_PX
+        middle = top + _ROW_PX // 2
+        right = left + max(1, int((canvas.width - left - 70) * share))
+        draw.text((left - 10, middle), name, _INK, font, anchor="rm")
+        draw.rectangle((left, top + 5, right, top + _ROW_PX - 5), color, _INK)
+        draw.text((right + 6, middle), f"{share:.1%}", _INK, font, anchor="lm")
+    return canvas
+
+
+def most_confused(matrix: IntArray, classes: Sequence[str]) -> tuple[list[list[int]], list[str]]:
     """Return a (C, C) confusion matrix that is readable as an image, and the names of its classes.
 
     Of more than 40 classes, those with the most mistakes are returned, and all others as one class.

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-ByteArray = npt.NDArray[np.uint8]
+from samebits.data.images import ByteArray
+
 Points = list[tuple[float, float]]
 
 

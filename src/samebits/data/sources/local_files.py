@@ -9,16 +9,17 @@ import math
 import operator
 import os
 import re
-import stat
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from os import PathLike
+from pathlib import Path
 from typing import SupportsIndex
 
 from samebits.errors import ConfigError, DataError, cannot_read
+from samebits.plain_file import open_plain
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
@@ -142,16 +143,15 @@ def open_regular(path: str) -> int:
         DataError: It is missing, cannot be read, or is a folder, a FIFO or a device.
     """
     try:
-        # Without O_NONBLOCK, opening a FIFO waits for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open_plain(Path(path)) as file:
+            return os.dup(file.fileno())
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         raise cannot_read(
-            DataError, path, error, "Check the path and the permissions of the file."
+            DataError,
+            path,
+            error,
+            "Name a regular file that can be read, not a folder or a device.",
         ) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise DataError(f"{path} is not a regular file", fix="Name files, not folders or devices.")
-    return descriptor
 
 
 class OpenFiles:

@@ -10,9 +10,8 @@ from samebits.config.schema import RunConfig, Settings
 from samebits.errors import DataError
 from samebits.metrics.eval_sets import check_set_names
 from samebits.recipes.network_config import NetworkConfig
+from samebits.recipes.vision_config import CROP_AREA, Share, VisionData
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 
 # Networks of torchvision.
@@ -22,7 +21,7 @@ RESNETS = (
 )  # fmt: skip
 
 
-class DataConfig(Settings):
+class DataConfig(VisionData):
     """The dataset and the augmentation."""
 
     root: Path | None = Field(
@@ -30,13 +29,6 @@ class DataConfig(Settings):
         description="Folder with one subfolder of images per class; a CSV file of path,label; tar shards, Parquet "
         "files or a Hugging Face dataset on disk. Without data.eval, data.val_fraction of each class is the "
         "validation split.",
-    )
-    train: Path | None = Field(
-        default=None, description="Training images, instead of data.root, in one of its forms."
-    )
-    eval: Path | None = Field(
-        default=None,
-        description="Validation images, with data.root or data.train, in one of the forms of data.root.",
     )
     eval_sets: dict[str, Path] = Field(
         default={},
@@ -51,20 +43,10 @@ class DataConfig(Settings):
         description="Columns of image and class in Parquet files and Hugging Face datasets; extensions in tar shards. "
         "null: the usual names, such as image and label, or jpg and cls.",
     )
-    val_fraction: float = Field(
-        default=0.2,
-        gt=0,
-        lt=1,
-        description="Fraction of each class in data.root that is used for validation.",
-    )
     classes: tuple[str, ...] | None = Field(
         default=None,
         description="Classes, in the order of the model's outputs. null: all, sorted by name, but by value if all are "
         "whole numbers in a CSV file or rows.",
-    )
-    on_error: Literal["stop", "skip"] = Field(
-        default="stop",
-        description="Unreadable images. stop: end the run; skip: read every image before training and leave these out.",
     )
     size_px: int = Field(
         default=224, ge=8, le=4096, description="Side of the model's square input, in pixels."
@@ -77,17 +59,7 @@ class DataConfig(Settings):
         default=None,
         description="Shorter side before the center crop in evaluation, in pixels. null: size_px * 256 / 224.",
     )
-    crop_area: tuple[Share, Share] = Field(
-        default=(0.08, 1.0),
-        description="Minimum and maximum area of a random training crop, as a fraction of the image.",
-    )
-    crop_ratio: tuple[Positive, Positive] = Field(
-        default=(0.75, 1.3333),
-        description="Minimum and maximum width / height of a random training crop.",
-    )
-    flip: Share = Field(
-        default=0.5, description="Probability of a horizontal flip of a training image."
-    )
+    crop_area: tuple[Share, Share] = Field(default=(0.08, 1.0), description=CROP_AREA)
     mean: tuple[Share, Share, Share] = Field(
         default=(0.485, 0.456, 0.406),
         description="Mean of red, green and blue for normalization, in 0 to 1.",
@@ -103,26 +75,10 @@ class DataConfig(Settings):
 
     @model_validator(mode="after")
     def _settings_fit_together(self) -> "DataConfig":
-        if self.root is not None and self.train is not None:
-            raise ValueError(
-                "root and train cannot be combined: both name the training images. Set one of them"
-            )
-        if self.train is not None and self.eval is None:
-            raise ValueError("train requires eval: val_fraction applies to root only")
-        if self.eval is not None and self.train is None and self.root is None:
-            raise ValueError("eval requires train or root, which name the training images")
-        for name in ("crop_area", "crop_ratio"):
-            low, high = getattr(self, name)
-            if low > high:
-                raise ValueError(f"{name} must be the minimum, then the maximum")
-        if self.crop_area[1] == 0:
-            raise ValueError("crop_area must be above 0")
         if self.eval_resize_px is not None and self.eval_resize_px < self.size_px:
             raise ValueError(
                 f"eval_resize_px ({self.eval_resize_px}) must be at least size_px ({self.size_px})"
             )
-        if self.classes is not None and len(set(self.classes)) != len(self.classes):
-            raise ValueError("classes has a duplicate")
         return self
 
 
@@ -229,7 +185,7 @@ class Config(RunConfig):
     def check_inputs(self) -> None:
         """Check that data is set, and that its files and folders exist."""
         data = self.data
-        if data.root is None and data.train is None:
+        if data.path(train=True) is None:
             raise no_dataset()
         for name in ("root", "train", "eval", "images"):
             check_dataset(f"data.{name}", getattr(data, name))

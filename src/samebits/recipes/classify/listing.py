@@ -226,12 +226,12 @@ def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
     Raises:
         DataError: There are no images, or the splits do not match. The error names the path and the line of a CSV file.
     """
-    path = config.root or config.train
+    path = config.path(train=True)
     if path is None:
         raise no_dataset()
     left_out: Counter[str] = Counter()
     images = open_set(path, config)
-    setting = "data.root" if config.train is None else "data.train"
+    setting = config.setting(train=True)
     listed = images.list_by_class(setting, left_out, mixed=config.classes is not None)
     files = _select(listed, config.classes, path)
     usable, skipped = _usable(images, files, config, path, 2 if config.eval is None else 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import Tensor
 
 from samebits.data.images import read_rgb
@@ -24,9 +24,14 @@ from samebits.recipes.classify.data import ImageFiles, preprocess, resize_px
 from samebits.recipes.classify.listing import list_images, list_validation
 from samebits.recipes.classify.model import build_model
 from samebits.recipes.classify.rows import Files, order_row
-from samebits.recipes.listing import header_rows, whole_path
-from samebits.recipes.results import ByteArray, draw_classes, draw_samples, top_classes
-from samebits.report.pictures import font_for
+from samebits.recipes.listing import header_rows, is_another_set, whole_path
+from samebits.recipes.results import (
+    ByteArray,
+    draw_classes,
+    draw_samples,
+    draw_shares,
+    top_classes,
+)
 from samebits.storage.run_folder import write_atomically
 
 # The training loss: cross-entropy.
@@ -106,34 +111,14 @@ def draw_prediction(path: Path, prediction: Mapping[str, Any]) -> Image.Image:
     """Draw an image with the most likely classes of `top_classes` below it, each with a bar for its probability."""
     image = Image.fromarray(read_rgb(path))
     image.thumbnail((720, 720))
-    width = max(image.width, 360)
-    line_px = 26
-    margin_px = 12
-    top = prediction["top"]
-    font = font_for("".join(entry["class"] for entry in top), 15)
-    canvas = Image.new("RGB", (width, image.height + line_px * len(top) + 2 * margin_px), "white")
-    canvas.paste(image, ((width - image.width) // 2, 0))
-    draw = ImageDraw.Draw(canvas)
-    left = margin_px + 10 + max(int(font.getlength(entry["class"])) for entry in top)
-    for rank, entry in enumerate(top):
-        y = image.height + margin_px + rank * line_px
-        draw.text((left - 10, y + line_px // 2), entry["class"], (34, 34, 34), font, anchor="rm")
-        length = max(1, int((width - left - 70) * entry["probability"]))
-        draw.rectangle(
-            (left, y + 5, left + length, y + line_px - 5),
-            (33, 102, 172) if rank == 0 else (150, 150, 150),
-        )
-        draw.text(
-            (left + length + 6, y + line_px // 2),
-            f"{entry['probability']:.1%}",
-            (34, 34, 34),
-            font,
-            anchor="lm",
-        )
-    return canvas
+    colors = [_FIRST, *[_OTHERS] * len(prediction["top"])]
+    rows = [(each["class"], each["probability"]) for each in prediction["top"]]
+    return draw_shares(image, [(*row, color) for row, color in zip(rows, colors, strict=False)])
 
 
 NUM_TOP = 5
+_FIRST = (33, 102, 172)
+_OTHERS = (150, 150, 150)
 
 
 def dataset_info(config: Config) -> Mapping[str, Any]:
@@ -161,7 +146,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     classes: list[str] = dataset_info["classes"]
     model = build_model(config.model, len(classes))
     rows = {
-        "data": f"{len(classes):,} classes in {config.data.root or config.data.train}",
+        "data": f"{len(classes):,} classes in {config.data.path(train=True)}",
         "classes": order_row(classes) if config.data.classes is None else "",
         "model": config.model.name,
         "frozen": frozen_row(model, weights=config.model.weights),
@@ -206,15 +191,10 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
 def _open(config: Config, dataset_info: Mapping[str, Any], *, train: bool) -> ImageFiles:
     data = config.data
     classes = dataset_info["classes"]
-    path = data.root or data.train if train else data.eval or data.root
+    path = data.path(train=train)
     assert path is not None
     files: Files = dataset_info["train" if train else "held_out"]
-    if (
-        not train
-        and data.eval is not None
-        and whole_path(data.eval) != dataset_info["held_out_from"]
-    ):
-        # The user evaluates on images other than the validation split of the run.
+    if not train and is_another_set(data, dataset_info):
         files = list_validation(path, data, classes)[0]
     return ImageFiles(path, files, classes, data, train=train, augment=config.augment)
 

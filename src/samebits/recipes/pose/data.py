@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from samebits.data.images import ByteArray
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.samples import Batch
 from samebits.recipes.backbones import MEAN, STD
 from samebits.recipes.pose.config import DataConfig
-from samebits.recipes.pose.view import Floats, Pixels, Placement, draw_placement
+from samebits.recipes.pose.view import Floats, Placement, draw_placement
 
 # Training targets: heatmaps with a peak at each joint, and the indices of each person's joints.
 #
@@ -158,9 +159,9 @@ _MEAN, _STD = (np.array(values, dtype=np.float32) * np.float32(255) for values i
 class Example:
     """An image and the people in it."""
 
-    rgb: Pixels  #: (H, W, 3).
+    rgb: ByteArray  #: (H, W, 3).
     joints: Floats  #: (P, K, 3): x, y in pixels, visible.
-    mask: Pixels | None = (
+    mask: ByteArray | None = (
         None  #: (H, W), 255 where the loss counts, 0 elsewhere. None: it counts everywhere.
     )
 
@@ -294,7 +295,7 @@ class EvalImages(_Images):
             torch.from_numpy(indices),
         )
 
-    def rgb(self, index: int) -> Pixels:
+    def rgb(self, index: int) -> ByteArray:
         """Return (H, W, 3) bytes of an image."""
         rgb = self.source.example(index, 0).rgb
         # torch warns about arrays that are not writable.

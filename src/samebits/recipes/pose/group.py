@@ -19,7 +19,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from samebits.data.keyed import IntArray
 from samebits.recipes.pose.config import TestConfig
+from samebits.recipes.pose.data import Maps
 
 # Groups peaks into people by their tags.
 #
@@ -45,7 +47,7 @@ def match(
     *,
     max_people: int,
     tag_threshold: float,
-) -> npt.NDArray[np.float32]:
+) -> Maps:
     """Group peaks into people.
 
     Args:
@@ -128,8 +130,6 @@ def assign(cost: AnyFloatArray, is_near: npt.NDArray[np.bool_]) -> list[tuple[in
     return list(zip(rows.tolist(), columns.tolist(), strict=True))
 
 
-FloatArray = npt.NDArray[np.float32]
-IntArray = npt.NDArray[np.int64]
 # Numbers processed at once in the search for missing joints: they fit into the CPU cache, or fill a GPU.
 _CHUNK_CPU = 1 << 18
 _CHUNK_GPU = 1 << 24
@@ -138,7 +138,7 @@ _HOT = 0.05
 
 def group_people(
     heat: Tensor, tags: Tensor, order: Sequence[int], config: TestConfig
-) -> tuple[FloatArray, FloatArray]:
+) -> tuple[Maps, Maps]:
     """Find all people.
 
     Args:
@@ -204,7 +204,7 @@ def find_peaks(heat: Tensor, threshold: float, kernel: int) -> Tensor:
     return places
 
 
-def top_k(heat: Tensor, tags: Tensor, places: Tensor, max_people: int) -> list[FloatArray]:
+def top_k(heat: Tensor, tags: Tensor, places: Tensor, max_people: int) -> list[Maps]:
     """Select the highest peaks of each joint.
 
     Args:
@@ -230,7 +230,7 @@ def top_k(heat: Tensor, tags: Tensor, places: Tensor, max_people: int) -> list[F
     return peaks
 
 
-def adjust(people: FloatArray, heat: Tensor) -> FloatArray:
+def adjust(people: Maps, heat: Tensor) -> Maps:
     """Move each joint to the pixel center and a quarter pixel towards the higher neighbor (ties: left, up).
 
     Args:
@@ -247,7 +247,7 @@ def adjust(people: FloatArray, heat: Tensor) -> FloatArray:
     return moved
 
 
-def refine(people: FloatArray, heat: Tensor, tags: Tensor) -> FloatArray:
+def refine(people: Maps, heat: Tensor, tags: Tensor) -> Maps:
     """Add the missing joints of each person where the heatmap minus the rounded tag distance is highest.
 
     A joint is added only where its heatmap is above 0.
@@ -296,7 +296,7 @@ def _best_places(heat: Tensor, tags: Tensor, means: Tensor) -> IntArray:
     return best
 
 
-def _search(heat: Tensor, tags: Tensor, means: Tensor, chunk: int) -> tuple[IntArray, FloatArray]:
+def _search(heat: Tensor, tags: Tensor, means: Tensor, chunk: int) -> tuple[IntArray, Maps]:
     """Find, for (M, T) mean tags, the (M,) pixels with the largest heat minus rounded tag distance, and the values."""
     rows = max(1, chunk // len(heat))
     found = [
@@ -309,7 +309,7 @@ def _search(heat: Tensor, tags: Tensor, means: Tensor, chunk: int) -> tuple[IntA
     )
 
 
-def _search_rows(heat: Tensor, tags: Tensor, means: Tensor) -> tuple[IntArray, FloatArray]:
+def _search_rows(heat: Tensor, tags: Tensor, means: Tensor) -> tuple[IntArray, Maps]:
     distances = tags[:1] - means[:, :1]
     if len(tags) == 1:
         distances.abs_()
@@ -326,7 +326,7 @@ def _search_rows(heat: Tensor, tags: Tensor, means: Tensor) -> tuple[IntArray, F
     return best.cpu().numpy(), values.gather(1, best[:, None])[:, 0].cpu().numpy()
 
 
-def _towards_higher(heat: Tensor, joint: IntArray, x: IntArray, y: IntArray) -> FloatArray:
+def _towards_higher(heat: Tensor, joint: IntArray, x: IntArray, y: IntArray) -> Maps:
     """Return (N, 2) pixel centers of (N,) joints, moved by a quarter towards the higher neighbor."""
     _, height, width = heat.shape
     above = np.maximum(y - 1, 0)
@@ -344,6 +344,6 @@ def _towards_higher(heat: Tensor, joint: IntArray, x: IntArray, y: IntArray) -> 
     ).astype(np.float32)
 
 
-def _read(heat: Tensor, places: IntArray) -> FloatArray:
-    values: FloatArray = heat.view(-1)[torch.from_numpy(places).to(heat.device)].cpu().numpy()
+def _read(heat: Tensor, places: IntArray) -> Maps:
+    values: Maps = heat.view(-1)[torch.from_numpy(places).to(heat.device)].cpu().numpy()
     return values

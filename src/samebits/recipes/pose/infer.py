@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from samebits.data.images import read_rgb
+from samebits.data.images import ByteArray, read_rgb
 from samebits.recipes.backbones import normalize
 from samebits.recipes.pose.config import Config
+from samebits.recipes.pose.data import Maps
 from samebits.recipes.pose.group import SCORE, Y, group_people
-from samebits.recipes.pose.view import ImageView, check_shape, view
+from samebits.recipes.pose.view import Floats, ImageView, check_shape, view
 
 # The category id of "person" in COCO and CrowdPose.
 PERSON = 1
@@ -36,10 +36,10 @@ class Detections:
     """The people found in one image."""
 
     #: (P, K, 3) float64: x and y in pixels of the image, and the score of the joint; 0 if it is missing.
-    joints: npt.NDArray[np.float64]
-    scores: npt.NDArray[np.float64]  #: (P,) float64, the confidence of each person.
+    joints: Floats
+    scores: Floats  #: (P,) float64, the confidence of each person.
     #: (h, w) uint8, the maximum over the heatmaps of all joints, reduced in size; 255 is 1.
-    heat: npt.NDArray[np.uint8]
+    heat: ByteArray
     image_id: int | str = 0  #: Number or name of the image, if known.
 
 
@@ -59,7 +59,7 @@ def read_image(path: Path) -> dict[str, Any]:
     return {"rgb": prepare(rgb), "image_id": int(digits.group()) if digits else path.stem}
 
 
-def prepare(rgb: npt.NDArray[np.uint8]) -> Tensor:
+def prepare(rgb: ByteArray) -> Tensor:
     """Convert (H, W, 3) bytes to the input of `infer`: (3, H, W) uint8."""
     return torch.from_numpy(np.ascontiguousarray(rgb.transpose(2, 0, 1)))
 
@@ -203,8 +203,8 @@ def _resized(maps: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _found(
-    people: npt.NDArray[np.float32],
-    scores: npt.NDArray[np.float32],
+    people: Maps,
+    scores: Maps,
     heat: Tensor,
     seen: ImageView,
     image: Tensor,

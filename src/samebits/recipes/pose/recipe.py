@@ -6,23 +6,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from samebits.data.images import read_rgb
+from samebits.data.images import ByteArray, read_rgb
+from samebits.data.keyed import IntArray
 from samebits.data.opencv import check_portable
 from samebits.data.samples import Batch
 from samebits.engine.parts import Parts
 from samebits.recipes.backbones import MEAN, STD, frozen_row, initial_weights, published_info
 from samebits.recipes.pose.coco_files import open_files, split_names
 from samebits.recipes.pose.config import Config, LossConfig
-from samebits.recipes.pose.data import STRIDES, EvalImages, TrainImages
+from samebits.recipes.pose.data import STRIDES, EvalImages, Maps, TrainImages
 from samebits.recipes.pose.infer import make_infer, read_image, to_prediction
 from samebits.recipes.pose.metric import PoseMetric
 from samebits.recipes.pose.model import build_model
 from samebits.recipes.pose.skeletons import Skeleton
+from samebits.recipes.pose.view import Floats
 from samebits.recipes.results import draw_samples
 from samebits.report.pictures import add_caption, colors, draw_sheet
 
@@ -111,8 +112,6 @@ def tag_loss(tags: Tensor, index: Tensor, *, form: Literal["exp", "max"]) -> tup
 # Draw people on images: one color per person, with dark outlines that are visible on every background.
 
 
-Points = npt.NDArray[np.float64]
-
 # Joints with a lower score are not drawn, because refinement puts every joint somewhere. People with too few other
 # joints are not drawn either. The JSON has all of them.
 MIN_JOINT_SCORE = 0.1
@@ -122,7 +121,7 @@ _DARK = (20, 20, 20)
 PANEL_PX = 240
 
 
-def draw_people(image: Image.Image, people: Sequence[Points], skeleton: Skeleton) -> Image.Image:
+def draw_people(image: Image.Image, people: Sequence[Floats], skeleton: Skeleton) -> Image.Image:
     """Draw skeletons on an image.
 
     Args:
@@ -217,11 +216,11 @@ def draw_evaluation(metric: PoseMetric, samples: EvalImages, folder: Path) -> No
         )
 
 
-def _scaled(person: Points, factor: float) -> Points:
+def _scaled(person: Floats, factor: float) -> Floats:
     return np.column_stack([(person[:, :2] + 0.5) * factor - 0.5, person[:, 2]])
 
 
-def tiles(batch: Batch, skeleton: Skeleton) -> Iterator[tuple[npt.NDArray[np.uint8], str]]:
+def tiles(batch: Batch, skeleton: Skeleton) -> Iterator[tuple[ByteArray, str]]:
     """Yield the images (N, 3, S, S) of a batch, with the joints that the loss uses; masked areas are dark."""
     images = batch.inputs.permute(0, 2, 3, 1).numpy()
     index = batch.targets["index"].numpy()
@@ -234,7 +233,7 @@ def tiles(batch: Batch, skeleton: Skeleton) -> Iterator[tuple[npt.NDArray[np.uin
         )
 
 
-def _joints(person: npt.NDArray[np.int64], size_px: int) -> Points:
+def _joints(person: IntArray, size_px: int) -> Floats:
     """Convert a person's (K, 2) index of `index_joints` to (K, 3) for `draw_people`."""
     joints = np.zeros((len(person), 3))
     kinds, places = np.divmod(person[person[:, 1] > 0, 0], size_px**2)
@@ -244,11 +243,11 @@ def _joints(person: npt.NDArray[np.int64], size_px: int) -> Points:
 
 
 def _tile(
-    image: npt.NDArray[np.float32],
-    mask: npt.NDArray[np.float32],
-    people: Sequence[Points],
+    image: Maps,
+    mask: Maps,
+    people: Sequence[Floats],
     skeleton: Skeleton,
-) -> npt.NDArray[np.uint8]:
+) -> ByteArray:
     """Draw people, in pixels of the map at 1/4, on a normalized image (S, S, 3); bytes of the tile size."""
     light = (0.35 + 0.65 * mask.repeat(STRIDES[0], axis=0).repeat(STRIDES[0], axis=1))[..., None]
     rgb = (image * np.array(STD, np.float32) + np.array(MEAN, np.float32)) * 255 * light
@@ -257,13 +256,13 @@ def _tile(
     return np.asarray(draw_people(small, placed, skeleton))
 
 
-def _sure(people: Sequence[Points]) -> list[Points]:
+def _sure(people: Sequence[Floats]) -> list[Floats]:
     """Remove joints with a low score, and then people with too few joints."""
     sure = [np.where(person[:, 2:] >= MIN_JOINT_SCORE, person, 0.0) for person in people]
     return [person for person in sure if np.count_nonzero(person[:, 2]) >= MIN_JOINTS]
 
 
-def _warm(image: Image.Image, heat: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def _warm(image: Image.Image, heat: ByteArray) -> ByteArray:
     """Draw the heatmap in warm colors over the image in dark gray."""
     glow = (
         np.asarray(Image.fromarray(heat).resize(image.size, Image.Resampling.BILINEAR), np.float32)[
@@ -275,7 +274,7 @@ def _warm(image: Image.Image, heat: npt.NDArray[np.uint8]) -> npt.NDArray[np.uin
     hot = np.concatenate(
         [np.minimum(1, 3 * glow), np.clip(3 * glow - 1, 0, 1), np.clip(3 * glow - 2, 0, 1)], axis=2
     )
-    warm: npt.NDArray[np.uint8] = (
+    warm: ByteArray = (
         (dim * (1 - np.minimum(1, 2 * glow)) + 255 * hot).clip(0, 255).astype(np.uint8)
     )
     return warm

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from samebits.data.images import ByteArray
 from samebits.data.keyed import uniform
 from samebits.data.opencv import cv2
 from samebits.errors import DataError
@@ -30,7 +31,6 @@ from samebits.recipes.pose.skeletons import Skeleton
 
 
 Floats = npt.NDArray[np.float64]
-Pixels = npt.NDArray[np.uint8]
 UNIT_PX = 200.0
 
 
@@ -73,7 +73,7 @@ class Placement:
         placed[..., :2] = self.points(joints[..., :2], size_px)
         return placed[:, list(skeleton.mirrored)] if self.is_mirrored else placed
 
-    def warp(self, pixels: Pixels, size_px: int) -> Pixels:
+    def warp(self, pixels: ByteArray, size_px: int) -> ByteArray:
         """Transform (H, W) or (H, W, 3) bytes to (size_px, size_px ...), bilinear; black outside of the image."""
         matrix = self.matrix(size_px)
         if self.is_mirrored:
@@ -123,7 +123,7 @@ class ImageView:
     width: int  #: Width of the view, pixels.
     height: int  #: Height of the view, pixels.
     center: tuple[int, int]  #: (x, y) in the image of the middle of the view.
-    factor: float  #: Pixels of the image per pixel of the view.
+    factor: float  #: ByteArray of the image per pixel of the view.
 
     def sample(self, image: Tensor) -> Tensor:
         """Resample (3, H, W) uint8 to (3, height, width) uint8: bilinear, rounded, black beyond the image."""
@@ -136,9 +136,7 @@ class ImageView:
             values = _sample_axis(values, axis, places)
         return values.add_(0.5).floor_().clamp_(0, 255).to(torch.uint8)
 
-    def to_image(
-        self, points: npt.NDArray[np.float64], map_width: int, map_height: int
-    ) -> npt.NDArray[np.float64]:
+    def to_image(self, points: Floats, map_width: int, map_height: int) -> Floats:
         """Transform points of a map of this view to points of the image.
 
         Args:
@@ -151,9 +149,7 @@ class ImageView:
         """
         # As in the reference, one factor for both axes, that of the width.
         factor = self.factor * self.width / map_width
-        moved: npt.NDArray[np.float64] = (
-            points - (map_width / 2, map_height / 2)
-        ) * factor + self.center
+        moved: Floats = (points - (map_width / 2, map_height / 2)) * factor + self.center
         return moved
 
     def crop(self, maps: Tensor, width: int, height: int) -> Tensor:

@@ -9,10 +9,8 @@ from samebits.config.given import check_exists
 from samebits.config.schema import RunConfig, Settings
 from samebits.errors import DataError
 from samebits.recipes.network_config import TIMM, NetworkConfig
+from samebits.recipes.vision_config import CROP_AREA, Count, Share, VisionData
 
-Count = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
 Side = Annotated[int, Field(ge=32, le=4096)]
 Value = Annotated[int, Field(ge=0, le=65535)]
 
@@ -24,7 +22,7 @@ MAX_CLASSES = 255  # labels are bytes, and the last one is for pixels that are i
 MAX_PIXELS = 1 << 26  # logits are interpolated to this size: some 9 bytes for each pixel
 
 
-class DataConfig(Settings):
+class DataConfig(VisionData):
     """The dataset and the augmentation."""
 
     name: Literal["files", "shapes"] = Field(
@@ -35,14 +33,6 @@ class DataConfig(Settings):
         default=None,
         description="Folder with images/ and masks/, or a COCO annotation file. Without data.eval, data.val_fraction "
         "of its images is the validation split.",
-    )
-    train: Path | None = Field(
-        default=None,
-        description="Training images, instead of data.root: such a folder, or a COCO annotation file.",
-    )
-    eval: Path | None = Field(
-        default=None,
-        description="Validation images, with data.root or data.train: such a folder or file.",
     )
     image_folder: str = Field(
         default="images", description="Name of the folder of the images in data.root."
@@ -58,12 +48,6 @@ class DataConfig(Settings):
         default=None,
         description="Folder or zip file of the images of COCO files. null: the folder of each file.",
     )
-    val_fraction: float = Field(
-        default=0.2,
-        gt=0,
-        lt=1,
-        description="Fraction of the images in data.root that is used for validation.",
-    )
     classes: tuple[str, ...] | None = Field(
         default=None,
         description="Names of the classes, in the order of the model's outputs. null: one for each value in the masks; "
@@ -78,28 +62,13 @@ class DataConfig(Settings):
         default=255,
         description="Pixel value in the masks that neither loss nor metrics count. null: none.",
     )
-    on_error: Literal["stop", "skip"] = Field(
-        default="stop",
-        description="Unreadable images, masks and regions. stop: end the run; skip: read all images before training "
-        "and leave these out.",
-    )
     num_train: Count = Field(default=512, description="Training images of data.name=shapes.")
     num_eval: Count = Field(default=64, description="Validation images of data.name=shapes.")
     size_px: tuple[Side, Side] = Field(
         default=(256, 256),
         description="Height and width to which images are resized, in pixels: multiples of 32. One number: both.",
     )
-    crop_area: tuple[Share, Share] = Field(
-        default=(0.25, 1.0),
-        description="Minimum and maximum area of a random training crop, as a fraction of the image.",
-    )
-    crop_ratio: tuple[Positive, Positive] = Field(
-        default=(0.75, 1.3333),
-        description="Minimum and maximum width / height of a random training crop, relative to those of the image.",
-    )
-    flip: Share = Field(
-        default=0.5, description="Probability of a horizontal flip of a training image."
-    )
+    crop_area: tuple[Share, Share] = Field(default=(0.25, 1.0), description=CROP_AREA)
 
     @field_validator("size_px", mode="before")
     @classmethod
@@ -110,12 +79,6 @@ class DataConfig(Settings):
 
     @model_validator(mode="after")
     def _settings_fit_together(self) -> "DataConfig":
-        if self.root is not None and self.train is not None:
-            raise ValueError(
-                "root and train cannot be combined: both name the training images. Set one of them"
-            )
-        if self.train is not None and self.eval is None:
-            raise ValueError("train requires eval: val_fraction applies to root only")
         if self.name == "shapes" and (self.root or self.train or self.eval):
             raise ValueError(
                 "name=shapes draws its images. For root, train and eval set name=files"
@@ -124,10 +87,6 @@ class DataConfig(Settings):
             raise ValueError(
                 f"size_px {list(self.size_px)} must be multiples of 32, the stride of the networks"
             )
-        for name in ("crop_area", "crop_ratio"):
-            low, high = getattr(self, name)
-            if low > high or not high:
-                raise ValueError(f"{name} must be the minimum, then the maximum, which is above 0")
         for name in ("classes", "values"):
             given = getattr(self, name)
             if given is not None and not (
@@ -186,7 +145,7 @@ class Config(RunConfig):
     def check_inputs(self) -> None:
         """Check that data is set, and that its files and folders exist."""
         data = self.data
-        if data.name == "files" and data.root is None and data.train is None:
+        if data.name == "files" and data.path(train=True) is None:
             raise DataError(
                 "no dataset is set: data.root and data.train are null",
                 fix="Set data.root=DIR, a folder with images/ and masks/, or a COCO annotation file.\n"

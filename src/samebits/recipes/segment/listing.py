@@ -28,7 +28,7 @@ from samebits.data.images import ByteArray
 from samebits.data.names import choose_validation, overlap_rows
 from samebits.errors import DataError
 from samebits.metrics.segmentation import IGNORED
-from samebits.recipes.listing import find_faults, nearest_fix, some, whole_path
+from samebits.recipes.listing import find_faults, is_another_set, nearest_fix, some, whole_path
 from samebits.recipes.segment.config import MAX_CLASSES, MAX_PIXELS, DataConfig
 from samebits.recipes.segment.data import LabelSource
 from samebits.recipes.segment.make import CLASSES, synthetic_shapes
@@ -246,10 +246,10 @@ def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
     """
     if config.name == "shapes":
         return {"classes": list(CLASSES), "num_without_mask": 0}
-    path = config.root or config.train
+    path = config.path(train=True)
     assert path is not None  # as `Config.check_inputs` has checked
-    train = _open_dataset(path, "data.train" if config.train else "data.root", config)
-    validation = train if config.eval is None else _open_dataset(config.eval, "data.eval", config)
+    train = _open_dataset(path, config, train=True)
+    validation = train if config.eval is None else _open_dataset(config.eval, config, train=False)
     datasets = [train] if validation is train else [train, validation]
     skipped: dict[str, str] = {}
     if config.on_error == "skip":
@@ -295,24 +295,19 @@ def open_source(config: DataConfig, dataset_info: Mapping[str, Any], *, train: b
     """Open the training or validation images of a listing. Raises DataError if a file is missing or has changed."""
     if config.name == "shapes":
         return synthetic_shapes(config.num_train if train else config.num_eval, train=train)
-    path = config.root or config.train if train or config.eval is None else config.eval
+    path = config.path(train=train)
     assert path is not None
-    dataset = _open_dataset(path, "data.root" if train else "data.eval", config)
+    dataset = _open_dataset(path, config, train=train)
     names: Sequence[str] = dataset_info["train" if train else "held_out"]
-    if (
-        not train
-        and config.eval is not None
-        and whole_path(config.eval) != dataset_info["held_out_from"]
-    ):
-        # the user evaluates on images other than the validation split of the run
+    if not train and is_another_set(config, dataset_info):
         names = dataset.names
     return dataset.opened(names, dataset_info)
 
 
-def _open_dataset(path: Path, setting: str, config: DataConfig) -> Dataset:
-    return (
-        CocoFile(path, config) if path.expanduser().is_file() else MaskFolder(path, setting, config)
-    )
+def _open_dataset(path: Path, config: DataConfig, *, train: bool) -> Dataset:
+    if path.expanduser().is_file():
+        return CocoFile(path, config)
+    return MaskFolder(path, config.setting(train=train), config)
 
 
 def _drop_unreadable(dataset: Dataset) -> dict[str, str]:

@@ -7,27 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from faster_coco_eval.core import mask as coco_mask
 from PIL import Image
 
+from samebits.data.images import ByteArray
 from samebits.data.keyed import key
-from samebits.data.keyed import key as derive_key
 from samebits.recipes.segment.config import MakeConfig
 from samebits.recipes.segment.data import LabelSource
 from samebits.recipes.synthetic_shapes import SHAPES, draw_background, draw_coverage, strong_color
 
 # Synthetic images of shapes with their masks, drawn from a key.
 
-
-ByteArray = npt.NDArray[np.uint8]
-
 CLASSES = ("background", "circles", "squares", "triangles")
 SIZE_PX = 64
 _MAX_SHAPES = 3
 
 
-def draw_image(size_px: int, key: int) -> tuple[ByteArray, ByteArray]:
+def draw_image(size_px: int, image_key: int) -> tuple[ByteArray, ByteArray]:
     """Draw one to three shapes, of which later ones hide earlier ones.
 
     Args:
@@ -36,7 +32,7 @@ def draw_image(size_px: int, key: int) -> tuple[ByteArray, ByteArray]:
     Returns:
         (S, S, 3) bytes; and (S, S) bytes, the class of each pixel.
     """
-    random = np.random.default_rng(key)
+    random = np.random.default_rng(image_key)
     image = Image.fromarray(draw_background(size_px, size_px, random))
     labels = np.zeros((size_px, size_px), np.uint8)
     for _ in range(int(random.integers(1, _MAX_SHAPES + 1))):
@@ -58,8 +54,8 @@ def synthetic_shapes(count: int, *, train: bool) -> LabelSource:
     return LabelSource([f"{index:04}" for index in range(count)], partial(_draw, train=train))
 
 
-def _draw(name: str, key: int, *, train: bool) -> tuple[ByteArray, ByteArray]:
-    return draw_image(SIZE_PX, derive_key(key, 1) if train else derive_key(int(name), 2))
+def _draw(name: str, sample_key: int, *, train: bool) -> tuple[ByteArray, ByteArray]:
+    return draw_image(SIZE_PX, key(sample_key, 1) if train else key(int(name), 2))
 
 
 def make(config: MakeConfig, out: Path) -> str:

@@ -20,6 +20,7 @@ from samebits.recipes.listing import some
 from samebits.recipes.segment.config import MAX_CLASSES, MAX_PIXELS, DataConfig
 from samebits.recipes.segment.data import LabelSource
 
+ValueArray = npt.NDArray[np.uint16]
 _LOSSY = (".jpg", ".jpeg", ".jfif", ".webp")
 NUM_VALUES = 1 << 16
 BLOCK = 1 << 20  # pixels that numpy indexes with at a time: it copies indices to 64 bits
@@ -72,7 +73,7 @@ class MaskFolder:
         """Return the path of an image."""
         return self._root / self._find(self._images, name)
 
-    def pair(self, name: str) -> tuple[EncodedImage, npt.NDArray[np.uint16], bytes]:
+    def pair(self, name: str) -> tuple[EncodedImage, ValueArray, bytes]:
         """Open an image, and read the (H, W) values of its mask and its palette; see `open_pair`."""
         return open_pair(self.image_path(name), self._root / self._find(self._masks, name))
 
@@ -170,7 +171,7 @@ class MaskFolder:
         return found
 
 
-def open_pair(image: Path, mask: Path) -> tuple[EncodedImage, npt.NDArray[np.uint16], bytes]:
+def open_pair(image: Path, mask: Path) -> tuple[EncodedImage, ValueArray, bytes]:
     """Open an image, and read the pixel values of its mask: of one channel, or the indices of a palette.
 
     Returns:
@@ -212,7 +213,7 @@ def open_pair(image: Path, mask: Path) -> tuple[EncodedImage, npt.NDArray[np.uin
     return encoded, values, palette
 
 
-def _read_values(path: Path) -> tuple[npt.NDArray[np.uint16], int, bytes]:
+def _read_values(path: Path) -> tuple[ValueArray, int, bytes]:
     """Return the (H, W) values of a mask, upright by the EXIF orientation of its file; and orientation and palette."""
     expected = "a PNG file of one channel or with a palette, whose values are classes"
     if path.suffix.lower() in _LOSSY:
@@ -297,7 +298,7 @@ def find_values(folder: MaskFolder) -> MaskValues:
     return MaskValues({name: values for name, (values, _, _) in found.items()}, thick, colors)
 
 
-def _occurring(values: npt.NDArray[np.uint16]) -> list[int]:
+def _occurring(values: ValueArray) -> list[int]:
     occurs = np.zeros(NUM_VALUES, bool)
     for start in range(0, values.size, BLOCK):
         occurs[values[start : start + BLOCK]] = True

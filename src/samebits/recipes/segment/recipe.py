@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 import torchvision.models.segmentation as zoo
 from faster_coco_eval.core import mask as coco_mask
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import Tensor, nn
 
 from samebits.data.images import ByteArray, EncodedImage
@@ -28,11 +28,11 @@ from samebits.recipes.backbones import (
     published_info,
 )
 from samebits.recipes.listing import header_rows, some
-from samebits.recipes.results import draw_samples, most_confused
+from samebits.recipes.results import draw_samples, draw_shares, most_confused
 from samebits.recipes.segment.config import MAX_PIXELS, Config, ModelConfig
 from samebits.recipes.segment.data import LabeledImages, read_image
 from samebits.recipes.segment.listing import list_images, open_source
-from samebits.report.pictures import colors, draw_confusion, draw_sheet, font_for
+from samebits.report.pictures import colors, draw_confusion, draw_sheet
 
 # Build networks: a U-Net, and the segmentation networks of torchvision.
 #
@@ -180,10 +180,6 @@ def segment_loss(logits: Tensor, batch: Batch, *, dice: float) -> Mapping[str, T
 
 
 TILE_PX = 150
-_INK = (34, 34, 34)
-_DARK = (20, 20, 20)
-_LINE_PX = 24
-_MARGIN_PX = 12
 
 
 def paint(pixels: ByteArray, labels: ByteArray) -> ByteArray:
@@ -272,31 +268,9 @@ def draw_prediction(
     image = Image.fromarray(
         paint(pixels, np.asarray(Image.fromarray(labels).resize(size, Image.Resampling.NEAREST)))
     )
-    rows = prediction["classes"]
     palette = [(255, 255, 255), *colors(len(classes) - 1)]
-    font = font_for("".join(row["class"] for row in rows), 15)
-    canvas = Image.new(
-        "RGB",
-        (max(image.width, 240), image.height + _LINE_PX * len(rows) + 2 * _MARGIN_PX),
-        "white",
-    )
-    canvas.paste(image, (0, 0))
-    draw = ImageDraw.Draw(canvas)
-    for number, row in enumerate(rows):
-        y = image.height + _MARGIN_PX + number * _LINE_PX
-        draw.rectangle(
-            (_MARGIN_PX, y + 4, _MARGIN_PX + 16, y + 20),
-            palette[classes.index(row["class"])],
-            _DARK,
-        )
-        draw.text(
-            (_MARGIN_PX + 26, y + 12),
-            f"{row['class']}  {row['share']:.1%}",
-            _INK,
-            font,
-            anchor="lm",
-        )
-    return canvas
+    rows = [(each["class"], each["share"]) for each in prediction["classes"]]
+    return draw_shares(image, [(*row, palette[classes.index(row[0])]) for row in rows])
 
 
 def dataset_info(config: Config) -> Mapping[str, Any]:
@@ -315,7 +289,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     classes = list(dataset_info["classes"])
     num_without = dataset_info["num_without_mask"]
     rows = {
-        "data": f"{len(classes)} classes in {data.root or data.train or 'synthetic shapes'}",
+        "data": f"{len(classes)} classes in {data.path(train=True) or 'synthetic shapes'}",
         "model": config.model.name,
         "classes": some(classes, 8),
         "no mask": f"{num_without:,} images are left out" if num_without else "",

@@ -113,14 +113,7 @@ def read_alphabet(path: Path) -> Alphabet:
         DataError: The file can't be read, or has another form.
     """
     content = read_list(path, MAX_ALPHABET_BYTES, "Set data.alphabet to a readable file.")
-    try:
-        # utf-8-sig: some editors begin a file with a byte order mark.
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path} is not UTF-8", where=f"byte {error.start}", fix="Save it as UTF-8."
-        ) from error
-    lines = [line for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n") if line]
+    lines = [line for line in to_utf8(path, content).decode().split("\n") if line]
     if len(lines) > 1:
         long = [number for number, line in enumerate(lines, start=1) if len(line) > 1]
         if long:
