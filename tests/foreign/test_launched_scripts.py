@@ -145,6 +145,28 @@ def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
+@pytest.mark.parametrize("end", ["stop", "interrupt", "lost rank"])
+def test_the_end_of_ranks_is_that_of_their_loaders_workers(tmp_path: Path, end: str) -> None:
+    with running("launch", "--as", 2, LAUNCHED / "draws.py", 99, tmp_path / "x.pt", 60, cwd=tmp_path) as process:
+        wait_until(lambda: len(loader_workers(process)) == 2)
+        workers = loader_workers(process)
+        for worker in workers:
+            worker.suspend()  # it cannot notice the end of its rank, as on a busy machine
+        if end == "lost rank":
+            workers[1].parent().kill()
+        else:
+            process.send_signal(signal.SIGTERM if end == "stop" else signal.SIGINT)
+        assert process.wait(60) != 0
+        _, alive = psutil.wait_procs(workers, timeout=10)
+        assert not alive
+
+
+def loader_workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Return the processes that ranks have started: each rank leads a session."""
+    ranks = [each for each in descendants(process) if os.getsid(each.pid) == each.pid]
+    return [worker for rank in ranks for worker in rank.children()]
+
+
 def test_ranks_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     with running("launch", "--as", 2, LAUNCHED / "draws.py", 99, tmp_path / "x.pt", 0.05, cwd=tmp_path) as process:
         wait_until((tmp_path / "x.pt").exists)
