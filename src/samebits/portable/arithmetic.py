@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes  # no public name
 
 from samebits.errors import ConfigError
@@ -56,7 +55,16 @@ class _Switches:
             torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
         )
         torch.backends.mha.set_fastpath_enabled(False)
-        self._resets.enter_context(sdpa_kernel(SDPBackend.MATH))
+        # Not by sdpa_kernel(): it can be left only in the thread that entered it, and the last thread may be another.
+        attention = torch.backends.cuda  # of the CPU too
+        for is_enabled, enable, is_used in (
+            (attention.flash_sdp_enabled, attention.enable_flash_sdp, False),
+            (attention.mem_efficient_sdp_enabled, attention.enable_mem_efficient_sdp, False),
+            (attention.cudnn_sdp_enabled, attention.enable_cudnn_sdp, False),
+            (attention.math_sdp_enabled, attention.enable_math_sdp, True),
+        ):
+            self._resets.callback(enable, is_enabled())
+            enable(is_used)
         # The LSTM and GRU of oneDNN and cuDNN are one operation too; torch's own are products and gates.
         self._resets.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
         torch._C._set_mkldnn_enabled(False)

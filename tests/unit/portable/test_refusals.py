@@ -1,6 +1,8 @@
 """Operations without a portable form are refused by name before they compute."""
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -129,6 +131,28 @@ def test_threads_of_micro_batches_compute_in_portable_arithmetic(switched_on: No
     assert threads.run([body, body], lambda values: None) == [True, True]
     use_portable_arithmetic(False)
     assert threads.run([lambda: ROWS.logcumsumexp(1).numel()] * 2, lambda values: None) == [64, 64]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_switches_are_reset_by_whichever_thread_is_last(first: int) -> None:
+    attention = torch.backends.cuda
+    before = (attention.flash_sdp_enabled(), attention.math_sdp_enabled())
+    entered = threading.Barrier(3)
+    leave = [threading.Event(), threading.Event()]
+
+    def compute(number: int) -> None:
+        with portable_arithmetic():
+            entered.wait(60)
+            assert leave[number].wait(60)
+
+    with ThreadPoolExecutor(2) as threads:
+        ends = [threads.submit(compute, number) for number in range(2)]
+        entered.wait(60)
+        assert not attention.flash_sdp_enabled()
+        for number in (first, 1 - first):
+            leave[number].set()
+            ends[number].result(60)
+    assert (attention.flash_sdp_enabled(), attention.math_sdp_enabled()) == before
 
 
 @pytest.mark.parametrize("other", [{"compile": True}, {"precision": "tf32", "device": "cuda"}])
