@@ -57,14 +57,10 @@ class _Switches:
         torch.backends.mha.set_fastpath_enabled(False)
         # Not by sdpa_kernel(): it can be left only in the thread that entered it, and the last thread may be another.
         attention = torch.backends.cuda  # of the CPU too
-        for is_enabled, enable, is_used in (
-            (attention.flash_sdp_enabled, attention.enable_flash_sdp, False),
-            (attention.mem_efficient_sdp_enabled, attention.enable_mem_efficient_sdp, False),
-            (attention.cudnn_sdp_enabled, attention.enable_cudnn_sdp, False),
-            (attention.math_sdp_enabled, attention.enable_math_sdp, True),
-        ):
-            self._resets.callback(enable, is_enabled())
-            enable(is_used)
+        for name in ("flash", "mem_efficient", "cudnn", "math"):
+            enable: Callable[[bool], None] = getattr(attention, f"enable_{name}_sdp")
+            self._resets.callback(enable, getattr(attention, f"{name}_sdp_enabled")())
+            enable(name == "math")
         # The LSTM and GRU of oneDNN and cuDNN are one operation too; torch's own are products and gates.
         self._resets.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
         torch._C._set_mkldnn_enabled(False)
