@@ -19,7 +19,6 @@ EXTRAS = {
     "notebook": ("ipykernel", "pandas"),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "pose": ("cv2", "faster_coco_eval", "scipy", "simplejpeg"),
-    "search": ("optuna",),
     "segment": ("cv2", "faster_coco_eval", "simplejpeg", "torchvision"),
     "sign": ("cryptography", "securesystemslib"),
     "text": ("cv2", "rapidfuzz", "simplejpeg"),

@@ -40,12 +40,8 @@ def test_a_run_stops_after_some_steps_and_resumes_on_another_number_of_processes
     assert (weights(run), chain(run)) == (weights(alone), chain(alone))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("grid", marks=pytest.mark.lab), "search"])
-def test_a_sweep_that_is_killed_and_resumed_has_the_same_table(tmp_path: Path, kind: str) -> None:
+def test_a_sweep_that_is_killed_and_resumed_has_the_same_table(tmp_path: Path) -> None:
     values = ["--grid", "optim.gamma=0.1,0.5,0.9"]
-    if kind == "search":
-        pytest.importorskip("optuna")
-        values = ["--search", "optuna", "--trials", 3, "--jobs", 2, "--space", "optim.lr=1e-3:1e-1:log"]
     command = [TINY, *COMMON, *STEPS, "data.slow_s=0.02", *values]
     sweep(*command, "--sweep-dir", "whole", cwd=tmp_path)
     process = start("sweep", *command, "--sweep-dir", "killed", cwd=tmp_path)

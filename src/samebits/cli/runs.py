@@ -204,7 +204,7 @@ def _report_sweep(folder: Path, target: Path, svg: Path | None) -> None:
 
     check_page(target)
     sweep = read_sweep(folder)
-    trials = ranked(read_trials(folder, sweep), sweep)
+    trials = ranked(read_trials(folder, sweep))
     rows = []
     for trial in trials:
         typed = settings_of(sweep.trials[trial.number])

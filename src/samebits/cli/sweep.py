@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from samebits.sweeps.state_file import Sweep
 
 
-_MANY = ("--grid", "--space")
+_MANY = "--grid"
 
 
 class SweepCommand(TyperCommand):
-    """The command, with options that take all `KEY=VALUES` after them."""
+    """The command, with an option that takes all `KEY=VALUES` after it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Repeat the option before each of its values, since click's options take a fixed number of them."""
@@ -31,7 +31,7 @@ class SweepCommand(TyperCommand):
         option: str | None = None
         for text in args:
             if text.startswith("-"):
-                option = text if text in _MANY else None
+                option = text if text == _MANY else None
                 repeated += [] if option else [text]
             else:
                 repeated += [option, text] if option and "=" in text else [text]
@@ -54,19 +54,6 @@ GridValues = Annotated[
         help="Settings with the values to combine, such as --grid optim.lr=0.1,0.03 seed=0:3; 0:3 is 0, 1 and 2.",
     ),
 ]
-SearchName = Annotated[
-    Literal["optuna"] | None,
-    typer.Option("--search", help="Choose settings with Optuna, within --space."),
-]
-Space = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="KEY=LOW:HIGH ...",
-        help="Settings to search, such as --space optim.lr=1e-4:1e-1:log optim.name=sgd,adamw.",
-    ),
-]
-Trials = Annotated[int, typer.Option(min=1, max=10_000, metavar="N", help="Trials of a search.")]
-NoPrune = Annotated[bool, typer.Option("--no-prune", help="Train trials of a search to their end.")]
 Jobs = Annotated[
     int | None,
     typer.Option(
@@ -92,10 +79,6 @@ def sweep(
     source: Source,
     overrides: Overrides = None,
     grid: GridValues = None,
-    search: SearchName = None,
-    space: Space = None,
-    trials: Trials = 20,
-    no_prune: NoPrune = False,
     jobs: Jobs = None,
     procs: Procs = 1,
     sweep_dir: SweepDir = None,
@@ -113,7 +96,7 @@ def sweep(
     columns = table_columns()
     console = Console(sys.stderr if as_json else sys.stdout, columns=columns)
     if is_sweep(folder := Path(source)):
-        if overrides or grid or space or search:
+        if overrides or grid:
             raise ConfigError(
                 f"{source} is a sweep, whose settings stay as they are",
                 fix="Resume it without settings, or start another sweep from its recipe.",
@@ -128,54 +111,25 @@ def sweep(
                 f"--show was given, and {source} is not the folder of a sweep",
                 fix="Name its folder.",
             )
-        found, folder = _define(
-            source, overrides or [], grid or [], space or [], search, trials, jobs, sweep_dir,
-            prunes=not no_prune,
-        )  # fmt: skip
+        found, folder = _define(source, overrides or [], grid or [], sweep_dir)
     return _run(found, folder, console, jobs, procs, as_json=as_json)
 
 
 def _define(
-    source: str,
-    overrides: list[str],
-    grid: list[str],
-    space: list[str],
-    search: str | None,
-    trials: int,
-    jobs: int | None,
-    sweep_dir: Path | None,
-    *,
-    prunes: bool,
+    source: str, overrides: list[str], grid: list[str], sweep_dir: Path | None
 ) -> tuple[Sweep, Path]:
     """Define a new sweep, check it, and create its folder."""
     from samebits.cli.start_run import check_before_start
-    from samebits.sweeps.state_file import SearchSpec, define_grid, define_search, make_folder
+    from samebits.sweeps.state_file import define_grid, make_folder
 
-    if bool(grid) == bool(search) or bool(space) != bool(search):
+    if not grid:
         raise ConfigError(
             "a sweep needs values to try",
-            allowed="--grid KEY=A,B, or --search optuna with --space KEY=LOW:HIGH",
+            allowed="--grid KEY=A,B",
             fix="Name settings with their values: --grid optim.lr=0.1,0.03 seed=0:3",
         )
-    if search is None:
-        found = define_grid(source, overrides, grid)
-    else:
-        from samebits.extras import require
-        from samebits.sweeps.runner import make_slots
-
-        require("search", "--search optuna")
-        # Twice: the lag follows from the number of slots, and that from the settings.
-        base = (
-            define_search(source, overrides, SearchSpec(space, trials, 1, prunes=prunes))
-            .load([])
-            .config
-        )
-        spec = SearchSpec(
-            space, trials, min(trials, jobs or len(make_slots(None, 1, base))), base.seed, prunes
-        )
-        found = define_search(source, overrides, spec)
-    config = found.load(found.trials[0] if found.trials else []).config
-    check_before_start(config, None, "never")
+    found = define_grid(source, overrides, grid)
+    check_before_start(found.load(found.trials[0]).config, None, "never")
     folder = make_folder(found.recipe.name, sweep_dir)
     found.write(folder)
     return found, folder
@@ -189,8 +143,8 @@ def _run(
     from samebits.sweeps.runner import Runner, make_slots
     from samebits.sweeps.state_file import locked
 
-    slots = make_slots(jobs, procs, found.load(found.trials[0] if found.trials else []).config)
-    num_trials = len(found.trials) if found.search is None else found.search.num_trials
+    slots = make_slots(jobs, procs, found.load(found.trials[0]).config)
+    num_trials = len(found.trials)
     with StopSignal() as stop, locked(folder):
         console.say(
             f"sweep {folder}: {num_trials} trial{'s' if num_trials > 1 else ''}, {len(slots)} side by side, "
@@ -226,14 +180,12 @@ def _print(
     if as_json:
         content = {
             "sweep": str(folder),
-            "metric": found.metric,
-            "better": found.better,
             "trials": [trial.to_plain() for trial in trials],
             "by_setting": [group.to_plain() for group in groups],
         }
         print(json_text(content))
         return 0
-    rows = [trial.summary for trial in ranked(trials, found)]
+    rows = [trial.summary for trial in ranked(trials)]
     columns = table_columns()
     if rows:
         console.draw(runs_table(rows, folder, columns, found.keys), wraps=False)

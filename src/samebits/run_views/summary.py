@@ -181,8 +181,8 @@ def _time(text: str) -> float:
 # The state of a run, from its lock and its logs: running, stopped, failed or done. Nothing is locked or written.
 
 
-# The last two are states of the trials of a sweep.
-State = Literal["running", "stopped", "failed", "done", "waiting", "pruned"]
+# The last one is a state of the trials of a sweep.
+State = Literal["running", "stopped", "failed", "done", "waiting"]
 
 # On another host, whose processes are not visible from here: since a run writes records and logs, but not during an
 # evaluation, which may take long.

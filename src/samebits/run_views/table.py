@@ -156,8 +156,9 @@ def _sortable(value: Any) -> tuple[bool, Any]:
     return (False, float(value)) if _is_number(value) else (True, plain_text(value))
 
 
-STYLES = {"running": "bold cyan", "stopped": "yellow", "failed": "bold red", "done": "green", "waiting": "dim",
-          "pruned": "magenta"}  # fmt: skip
+STYLES = {
+    "running": "bold cyan", "stopped": "yellow", "failed": "bold red", "done": "green", "waiting": "dim",
+}  # fmt: skip
 _GAP = 2
 _LEFT_OUT = "..."  # not every terminal has the one character for it
 _MAX_NAME = 32

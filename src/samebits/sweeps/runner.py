@@ -9,7 +9,7 @@ Each trial is an ordinary run. It saves and exits if the sweep is stopped or kil
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,6 @@ from samebits.recipes.trust import check_tracker_files
 from samebits.report.format import clock, is_lower_better
 from samebits.run_views.files import read_object, text
 from samebits.run_views.summary import RunSummary, read_summary, state_of
-from samebits.sweeps.search import Search
 from samebits.sweeps.state_file import Sweep, settings_of, trial_name
 
 # The trials of a sweep in rows, from their run folders.
@@ -75,31 +74,22 @@ def read_trials(
                 run, state="failed" if reason else "waiting", reason=reason, settings=dict(typed)
             )
         summary.recipe = ""  # that of all trials
-        outcome = sweep.outcomes.get(number)
-        if outcome is not None and outcome.state == "pruned":
-            summary.state = "pruned"
-            summary.reason = ""
-            summary.step = outcome.values[-1][0] if outcome.values else summary.step
-            value = outcome.values[-1][1] if outcome.values else None
-            # A SHA-256 has 64 digits; the file may be a stranger's.
-            summary.metrics = {} if value is None else {sweep.metric: value}
+        # A SHA-256 has 64 digits; the file may be a stranger's.
         chain = text(read_object(run / "result.json").get("chain"))[:64]
         trials.append(TrialRow(number, summary, typed, chain))
     return trials
 
 
-def ranked(trials: list[TrialRow], sweep: Sweep) -> list[TrialRow]:
+def ranked(trials: list[TrialRow]) -> list[TrialRow]:
     """Return the trials, best metric first; those without one are last."""
-    metric = sweep.metric or next(
-        (trial.summary.monitor for trial in trials if trial.summary.monitor), ""
-    )
-    is_low = sweep.better == "min" if sweep.metric else is_lower_better(metric)
-    sign = 1.0 if is_low else -1.0
-    rest = [trial for trial in trials if metric in trial.summary.metrics]
-    last = [trial for trial in trials if metric not in trial.summary.metrics]
-    return (
-        sorted(rest, key=lambda trial: (sign * trial.summary.metrics[metric], trial.number)) + last
-    )
+    metric = next((trial.summary.monitor for trial in trials if trial.summary.monitor), "")
+    sign = 1.0 if is_lower_better(metric) else -1.0
+
+    def place(trial: TrialRow) -> tuple[bool, float, int]:
+        value = trial.summary.metrics.get(metric)
+        return value is None, 0.0 if value is None else sign * value, trial.number
+
+    return sorted(trials, key=place)
 
 
 def _parsed(value: str) -> Any:
@@ -112,7 +102,6 @@ def _parsed(value: str) -> Any:
 
 OUTPUT = "output"  # folder of what the trials print; "logs" would make the sweep's folder look like a run's
 _POLL_S = 0.1
-_JUDGE_S = 1.0  # between looks at the evaluations of the trials
 _MAX_ATTEMPTS = 4  # of a trial whose processes are killed
 _TAIL_BYTES = 4000
 
@@ -159,50 +148,6 @@ def make_slots(jobs: int | None, procs: int, config: RunConfig) -> list[TrialSlo
     ]
 
 
-class Grid:
-    """The trials of a grid, by number; `Search` has the same methods."""
-
-    def __init__(self, sweep: Sweep, folder: Path) -> None:
-        self.reasons: dict[str, str] = {}  #: Why trials failed, by name of the run folder.
-        self._numbers = range(len(sweep.trials))
-        self._done = {
-            number
-            for number in self._numbers
-            if (folder / trial_name(number) / "result.json").exists()
-        }
-        self._taken = set(self._done)  # done, failed, or being trained
-
-    @property
-    def num_done(self) -> int:
-        """Number of trials that have ended."""
-        return len(self._done) + len(self.reasons)
-
-    def candidates(self) -> Iterator[int]:
-        """Yield the trials that can start now, in order."""
-        return (number for number in self._numbers if number not in self._taken)
-
-    def started(self, trial: int) -> None:
-        """Note that a trial is being trained."""
-        self._taken.add(trial)
-
-    def is_pruned(self, trial: int) -> bool:
-        """Return False: a grid trains all of its trials to their end."""
-        return False
-
-    def ended(self, trial: int) -> None:
-        """Note that a trial is complete."""
-        self._done.add(trial)
-
-    def failed(self, trial: int, reason: str) -> None:
-        """Note that a trial failed."""
-        self._taken.add(trial)
-        self.reasons[trial_name(trial)] = reason
-
-    def interrupted(self, trial: int) -> None:
-        """Note that a trial stopped and can be resumed."""
-        self._taken.discard(trial)
-
-
 @dataclass
 class _Active:
     trial: int
@@ -240,10 +185,8 @@ class Runner:
         self._notify = notify
         self._show = show
         self._attempts: dict[int, int] = {}
-        # The trials that are to be trained, and how they ended.
-        self._agenda: Grid | Search = (
-            Grid(sweep, folder) if sweep.search is None else Search(sweep, folder)
-        )
+        self._failed: dict[str, str] = {}  # name of the trial -> reason
+        self._waiting = [n for n in range(len(sweep.trials)) if not self._is_done(n)]
 
     def run(self, stop: StopSignal) -> dict[str, str]:
         """Train until no trial is left, or until a stop is requested; the trials then save and exit.
@@ -251,21 +194,20 @@ class Runner:
         Returns:
             Why trials failed, by name.
         """
-        judged_at = 0.0
         try:
             while True:
-                is_time = time.monotonic() - judged_at > _JUDGE_S
-                judged_at = time.monotonic() if is_time else judged_at
                 # A copy, since `_end` removes from the list.
                 for active in list(self._active):
-                    if stop.requested or (is_time and self._agenda.is_pruned(active.trial)):
+                    if stop.requested:
                         active.stop()
                     if active.command.process.poll() is not None:
                         self._end(active, is_stopped=stop.requested)
                 is_waiting = False if stop.requested else self._start_ready()
                 if not self._active and not is_waiting:
-                    return self._agenda.reasons
-                self._show(len(self._active), self._agenda.num_done)
+                    return self._failed
+                self._show(
+                    len(self._active), sum(map(self._is_done, range(len(self._sweep.trials))))
+                )
                 time.sleep(_POLL_S)
         finally:
             for active in self._active:  # after a bug in this process
@@ -273,24 +215,24 @@ class Runner:
                 active.command.process.wait()
                 active.output.close()
 
+    def _is_done(self, trial: int) -> bool:
+        name = trial_name(trial)
+        return name in self._failed or (self._folder / name / "result.json").exists()
+
     def _start_ready(self) -> bool:
         """Start what can start; return whether a trial waits for a process of an earlier sweep that is still saving."""
-        if not self._free:
-            return False
         is_waiting = False
-        for trial in self._agenda.candidates():
+        for trial in list(self._waiting) if self._free else ():
+            if not self._free:
+                break
             if self._is_in_use(trial):
                 is_waiting = True
                 continue
+            self._waiting.remove(trial)
             try:
                 self._start(trial)
-                self._agenda.started(trial)
             except SamebitsError as error:
-                self._agenda.failed(trial, error.line)
-            if (
-                not self._free
-            ):  # before the next one: a search chooses its settings when it is asked
-                break
+                self._failed[trial_name(trial)] = error.line
         return is_waiting
 
     def _is_in_use(self, trial: int) -> bool:
@@ -330,7 +272,6 @@ class Runner:
         self._active.append(_Active(trial, slot, command, file))
 
     def _end(self, active: _Active, *, is_stopped: bool) -> None:
-        agenda = self._agenda
         self._active.remove(active)
         self._free.append(active.slot)
         active.output.close()
@@ -341,23 +282,19 @@ class Runner:
         settings = " ".join(self._sweep.trials[trial])
         # First, also after a stop: the trial may have been complete before the signal came.
         if (self._folder / name / "result.json").exists():
-            agenda.ended(trial)
             self._notify(f"{name}  done in {took}  {settings}")
-        elif agenda.is_pruned(trial):
-            agenda.ended(trial)
-            self._notify(f"{name}  pruned after {took}  {settings}")
         elif is_stopped or self._is_in_use(trial):
-            agenda.interrupted(trial)
+            self._waiting.append(trial)
         # Exit codes above 128 stand for a signal too, as in a shell.
         elif (code < 0 or code >= 128) and self._attempts[trial] < _MAX_ATTEMPTS:
             self._notify(
                 f"{name}  was stopped by signal {-code if code < 0 else code - 128}, and is resumed"
             )
-            agenda.interrupted(trial)
+            self._waiting.append(trial)
         else:
             error = active.command.error(self._tail(name))
             reason = error.line if error is not None else f"it ended with exit code {code}"
-            agenda.failed(trial, reason)
+            self._failed[name] = reason
             self._notify(f"{name}  failed: {reason}\n  output: {self._folder / OUTPUT / name}.txt")
 
     def _tail(self, name: str) -> str:

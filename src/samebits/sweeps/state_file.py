@@ -1,4 +1,4 @@
-"""A sweep: its values from the command line, its folder with `sweep.json`, and the training of its trials."""
+"""A sweep: its values from the command line, and its folder with `sweep.json`."""
 
 import itertools
 import math
@@ -6,10 +6,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
@@ -22,13 +22,11 @@ from samebits.recipes.trust import check_tracker_files, check_trusted, read_reci
 from samebits.storage.run_folder import check_entries, check_no_links, new_folder, write_atomically
 from samebits.storage.run_lock import RunLock
 
-# The values of a sweep, as texts of the command line: `optim.lr=0.1,0.03 seed=0:3`, or ranges to search in.
+# The values of a sweep, as texts of the command line: `optim.lr=0.1,0.03 seed=0:3`.
 
 
 MAX_TRIALS = 10_000
 _RANGE = re.compile(r"(-?\d{1,9}):(-?\d{1,9})(?::(\d{1,9}))?")
-_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
-_INTERVAL = re.compile(rf"({_NUMBER}):({_NUMBER})(:log)?")
 _CLOSING = {"[": "]", "{": "}", "'": "'", '"': '"'}
 
 
@@ -40,33 +38,16 @@ class Axis:
     values: tuple[str, ...]  #: The values, as the command line has them.
 
 
-@dataclass(frozen=True)
-class SearchInterval:
-    """A setting and the interval that a search chooses its values from."""
-
-    key: str  #: Its dotted name.
-    low: float  #: Lowest value.
-    high: float  #: Highest value, included.
-    is_log: bool  #: Whether the logarithm of the value is distributed evenly.
-    is_whole: bool  #: Whether the values are whole numbers.
-
-
 def parse_grid(texts: Sequence[str]) -> list[Axis]:
     """Parse the values of `--grid`. Raises ConfigError if a text has another form, or a setting is named twice."""
-    axes = [_axis(text, "--grid") for text in texts]
-    _check_names([axis.key for axis in axes], "--grid")
+    axes = list(map(_axis, texts))
+    keys = [axis.key for axis in axes]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ConfigError(
+                f"--grid names {key} twice", fix="Name each setting once, with all of its values."
+            )
     return axes
-
-
-def parse_space(texts: Sequence[str]) -> list[Axis | SearchInterval]:
-    """Parse the values of `--space`: `optim.lr=1e-4:1e-1:log`, `model.width=16:64`, `optim.name=sgd,adamw`.
-
-    Raises:
-        ConfigError: A text has another form, or a setting is named twice.
-    """
-    dimensions = [_dimension(text) for text in texts]
-    _check_names([each.key for each in dimensions], "--space")
-    return dimensions
 
 
 def combinations(axes: Sequence[Axis]) -> list[list[str]]:
@@ -86,18 +67,18 @@ def combinations(axes: Sequence[Axis]) -> list[list[str]]:
     return [list(each) for each in itertools.product(*columns)]
 
 
-def _axis(text: str, option: str) -> Axis:
+def _axis(text: str) -> Axis:
     key, equals, rest = text.partition("=")
     values = [each for piece in _pieces(rest) for each in _expanded(piece)]
     if not equals or not key.strip() or not all(values):
         raise ConfigError(
-            f"{option} has {text!r}",
+            f"--grid has {text!r}",
             allowed="KEY=VALUE,VALUE or KEY=START:STOP, such as optim.lr=0.1,0.03 seed=0:3",
             fix="Write the values without spaces; put a list or a text with a comma in brackets or quotes.",
         )
     if len(set(values)) < len(values):
         raise ConfigError(
-            f"{option} has a value of {key} twice", given=text, fix="Name each value once."
+            f"--grid has a value of {key} twice", given=text, fix="Name each value once."
         )
     return Axis(key.strip(), tuple(values))
 
@@ -135,69 +116,17 @@ def _pieces(text: str) -> list[str]:
     return [piece.strip() for piece in pieces]
 
 
-def _dimension(text: str) -> Axis | SearchInterval:
-    key, _, rest = text.partition("=")
-    match = _INTERVAL.fullmatch(rest.strip())
-    if match is None:
-        return _axis(text, "--space")
-    low = float(match[1])
-    high = float(match[2])
-    is_log = match[3] is not None
-    if not key.strip() or not low < high or (is_log and low <= 0):
-        raise ConfigError(
-            f"--space has {text!r}",
-            allowed="KEY=LOW:HIGH with LOW below HIGH, and above 0 with :log",
-            fix="Give an interval such as optim.lr=1e-4:1e-1:log.",
-        )
-    is_whole = all(re.fullmatch(r"[+-]?\d+", match[number]) for number in (1, 2))
-    return SearchInterval(key.strip(), low, high, is_log, is_whole)
-
-
-def _check_names(keys: Sequence[str], option: str) -> None:
-    for key in keys:
-        if keys.count(key) > 1:
-            raise ConfigError(
-                f"{option} names {key} twice", fix="Name each setting once, with all of its values."
-            )
-
-
-# `sweep.json`: what a sweep trains, and what only the sweep knows about its trials. All else is in the run folders.
-#
-# The file is replaced as a whole, so a killed sweep leaves one that can be resumed from.
+# `sweep.json`: what a sweep trains. All else is in the run folders, so a killed sweep can be resumed from them.
 
 
 FILE_NAME = "sweep.json"
 _FORMAT = 1
 _MAX_BYTES = 64 * 1024 * 1024
-Number = Annotated[int, Field(ge=0, lt=MAX_TRIALS)]
 
 
 def trial_name(number: int) -> str:
     """Return the name of a trial's run folder."""
     return f"trial-{number + 1:04}"
-
-
-@dataclass(frozen=True)
-class SearchSpec:
-    """A search, as the user requested it."""
-
-    space: list[str]  #: Settings with their intervals or values, as on the command line.
-    num_trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)]  #: Number of trials.
-    #: A trial is chosen from the results of the trials up to this many before it, so that the choice does not depend on
-    #: which of the trials side by side ends first.
-    lag: Annotated[int, Field(ge=1)]
-    seed: int = 0  #: Seed of the search.
-    prunes: bool = True  #: Whether trials with worse values than the median are stopped.
-
-
-@dataclass(frozen=True)
-class TrialOutcome:
-    """The end of a trial of a search."""
-
-    state: Literal["done", "pruned", "failed"]  #: done; pruned; or failed.
-    #: Step and value of the metric of each evaluation; None is a value that is not finite.
-    values: list[tuple[int, float | None]] = field(default_factory=list)
-    reason: str = ""  #: Why it failed.
 
 
 @dataclass
@@ -207,14 +136,8 @@ class Sweep:
     #: Recipe and common settings, as arguments of `samebits train`.
     arguments: Annotated[list[str], Field(min_length=1)]
     keys: list[str]  #: Names of the settings that differ between trials.
-    trials: list[list[str]]  #: The settings of each trial, as overrides.
-    metric: str = (
-        ""  #: Name of the metric that the recipe monitors; empty until a trial has an evaluation.
-    )
-    better: Literal["max", "min"] = "max"  #: Whether its "max" or "min" is best.
-    search: SearchSpec | None = None  #: The search; None for a grid.
-    #: How trials of a search ended, by number.
-    outcomes: dict[Number, TrialOutcome] = field(default_factory=dict)
+    #: The settings of each trial, as overrides.
+    trials: Annotated[list[list[str]], Field(min_length=1)]
 
     @cached_property
     def recipe(self) -> RecipeSpec:
@@ -227,11 +150,8 @@ class Sweep:
 
     def write(self, folder: Path) -> None:
         """Write the file. Raises CheckpointError if it cannot be written."""
-        plain = {
-            "format": _FORMAT,
-            **{each.name: getattr(self, each.name) for each in fields(self)},
-        }
-        write_atomically(folder / FILE_NAME, json_text(plain, indent=1, default=asdict) + b"\n")
+        content = json_text({"format": _FORMAT, **asdict(self)}, indent=1)
+        write_atomically(folder / FILE_NAME, content + b"\n")
 
 
 def is_sweep(folder: Path) -> bool:
@@ -246,10 +166,11 @@ def read_sweep(folder: Path) -> Sweep:
         plain = parse_json(read_plain(path, _MAX_BYTES), MAX_MEMORY_BYTES)
         if not isinstance(plain, dict) or plain.pop("format", None) != _FORMAT:
             raise ValueError("it is of another version")
-        sweep = TypeAdapter(Sweep).validate_python(plain)
-        if any(number >= len(sweep.trials) for number in sweep.outcomes):
-            raise ValueError(f"it has {len(sweep.trials)} trials, and outcomes of others")
-        return sweep
+        if plain.get(
+            "search"
+        ):  # of a version that had one: its trials are run folders all the same
+            raise ValueError("it is of a search, and sweeps are grids")
+        return TypeAdapter(Sweep).validate_python(plain)
     except OSError as error:
         raise cannot_read(CheckpointError, path, error, "Give the folder of a sweep.") from None
     except (ValueError, RecursionError) as error:
@@ -296,32 +217,7 @@ def define_grid(source: str, overrides: Sequence[str], grid: Sequence[str]) -> S
         ConfigError: A setting or a value is not allowed.
     """
     axes = parse_grid(grid)
-    sweep = _define(source, overrides, [axis.key for axis in axes])
-    sweep.trials = combinations(axes)
-    for trial in sweep.trials:
-        check_tracker_files(sweep.load(trial).config.report.trackers, _TYPED)
-    return sweep
-
-
-def define_search(source: str, overrides: Sequence[str], spec: SearchSpec) -> Sweep:
-    """Return a search, with the ends of its intervals checked.
-
-    Raises:
-        ConfigError: A setting or a value is not allowed.
-    """
-    space = parse_space(spec.space)
-    sweep = _define(source, overrides, [each.key for each in space])
-    sweep.search = spec
-    for text in spec.space:
-        key, _, rest = text.partition("=")
-        for value in rest.removesuffix(":log").split(":") if ":" in rest else ():
-            sweep.load([f"{key}={value}"])
-    for each in combinations(parse_grid([text for text in spec.space if ":" not in text])):
-        check_tracker_files(sweep.load(each).config.report.trackers, _TYPED)
-    return sweep
-
-
-def _define(source: str, overrides: Sequence[str], keys: list[str]) -> Sweep:
+    keys = [axis.key for axis in axes]
     for text in overrides:
         if (key := text.partition("=")[0]) in keys:
             raise ConfigError(
@@ -331,7 +227,10 @@ def _define(source: str, overrides: Sequence[str], keys: list[str]) -> Sweep:
     loaded = found.load(overrides)
     check_tracker_files(loaded.config.report.trackers, list(overrides))
     trust_named(source)
-    return Sweep(command_arguments(found, loaded.diff), keys, [])
+    sweep = Sweep(command_arguments(found, loaded.diff), keys, combinations(axes))
+    for trial in sweep.trials:
+        check_tracker_files(sweep.load(trial).config.report.trackers, _TYPED)
+    return sweep
 
 
 def make_folder(name: str, given: Path | None) -> Path:

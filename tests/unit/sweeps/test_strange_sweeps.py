@@ -18,7 +18,6 @@ from samebits.sweeps.runner import Runner, TrialSlot
 from samebits.sweeps.state_file import check_recipe, define_grid, read_sweep
 
 OWNED = "from pathlib import Path\nPath('OWNED').touch()\n"
-SEARCH = {"num_trials": 2, "lag": 1}
 SPELLINGS = [
     "report.trackers=[sw/evil.py]", " report.trackers=[./sw/evil.py]", "\treport.trackers = [sw/evil.py]",
     'report={"trackers": ["sw/evil.py"]}', ' report = {"trackers": ["sw/evil.py"]}',
@@ -89,17 +88,13 @@ def test_a_link_in_a_strangers_sweep_reaches_no_file_of_the_user(folder: Path, n
     }
 
 
-@pytest.mark.parametrize("place", ["arguments", "trials", "space"])
+@pytest.mark.parametrize("place", ["arguments", "trials", "second trial"])
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_no_tracker_of_a_strangers_sweep(folder: Path, started: list[list[str]], spelling: str, place: str) -> None:
     if place == "arguments":
         write(folder, arguments=["digits", spelling])
-    elif place == "trials":
-        write(folder, trials=[[spelling]])
     else:
-        pytest.importorskip("optuna")
-        key, _, value = spelling.partition("=")
-        write(folder, trials=[], search={**SEARCH, "space": [f"{key}={value},{value}"]})
+        write(folder, trials=[[spelling]] if place == "trials" else [["no.such=1"], [spelling]])
     try:
         reasons = resume(folder)
     except ConfigError:

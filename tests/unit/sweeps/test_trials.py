@@ -1,5 +1,6 @@
 """Which trials a sweep has: values of the command line, their places on a machine, and the array of Slurm jobs."""
 
+import json
 import os
 import shlex
 import subprocess
@@ -11,10 +12,10 @@ import pytest
 from samebits.cli.main import run
 from samebits.config.load import load
 from samebits.cores import core_ids, num_cores
-from samebits.errors import ConfigError
+from samebits.errors import CheckpointError, ConfigError
 from samebits.recipes.catalog import find
 from samebits.sweeps.runner import make_slots
-from samebits.sweeps.state_file import Axis, SearchInterval, Sweep, combinations, parse_grid, parse_space, read_sweep
+from samebits.sweeps.state_file import Sweep, combinations, parse_grid, read_sweep
 
 
 def _config(*settings: str) -> Any:
@@ -34,18 +35,12 @@ def test_values_are_split_outside_of_brackets_and_quotes_and_ranges_are_expanded
         ["optim.lr=0.1", "seed=1"],
         ["optim.lr=0.1", "seed=2"],
     ]
-    assert parse_space(["optim.lr=1e-4:1e-1:log", "model.width=16:64", "optim.name=sgd,adam"]) == [
-        SearchInterval("optim.lr", 1e-4, 0.1, True, False), SearchInterval("model.width", 16, 64, False, True),
-        Axis("optim.name", ("sgd", "adam")),
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ["seed", "seed=", "seed=1,", "seed=1,1", "seed=3:3", "=1", "seed=0:100000"])
 def test_values_of_another_form_are_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_grid([text])
-    with pytest.raises(ConfigError):
-        parse_space([text.replace("0:100000", "2:1")])
 
 
 def test_a_grid_becomes_an_array_of_jobs_with_a_run_folder_for_each_trial(
@@ -72,13 +67,42 @@ def test_a_grid_becomes_an_array_of_jobs_with_a_run_folder_for_each_trial(
 
 
 def test_a_sweep_is_read_as_it_was_written_and_a_damaged_one_is_refused(tmp_path: Path) -> None:
-    sweep = Sweep(["mnist/digits"], ["seed"], [["seed=0"]], metric="top1")
+    sweep = Sweep(["mnist/digits"], ["seed"], [["seed=0"]])
     sweep.write(tmp_path)
     assert read_sweep(tmp_path) == sweep
-    for content in ("{}", '{"format": 1}', "[", '{"format": 2}'):
-        (tmp_path / "sweep.json").write_text(content, encoding="utf-8")
-        with pytest.raises(Exception, match="is not the file of a sweep"):
-            read_sweep(tmp_path)
+
+
+_SWEEP = {"format": 1, "arguments": ["digits"], "keys": ["seed"], "trials": [["seed=0"]]}
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        ("{}", "of another version"),
+        ('{"format": 1}', "arguments"),
+        ("[", "Expecting value"),
+        ('{"format": 2}', "of another version"),
+        ("[]", "of another version"),
+        ("[" * 100_000, "nested too deeply"),
+        (json.dumps(_SWEEP | {"trials": []}), "at least 1 item"),
+        (json.dumps(_SWEEP | {"trials": ["seed=0"]}), "valid list"),
+        (json.dumps(_SWEEP | {"trials": [[0]]}), "valid string"),
+        (json.dumps(_SWEEP | {"arguments": []}), "at least 1 item"),
+        (json.dumps(_SWEEP | {"keys": None}), "valid list"),
+        (json.dumps(_SWEEP | {"search": {"space": ["optim.lr=0:1"]}}), "it is of a search"),
+    ],
+)
+def test_a_damaged_file_of_a_sweep_is_refused_with_the_cause(tmp_path: Path, content: str, cause: str) -> None:
+    (tmp_path / "sweep.json").write_text(content, encoding="utf-8")
+    with pytest.raises(CheckpointError, match="is not the file of a sweep") as error:
+        read_sweep(tmp_path)
+    assert cause in str(error.value.slots["cause"])
+
+
+def test_a_grid_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    old = _SWEEP | {"metric": "", "better": "max", "search": None, "outcomes": {}}
+    (tmp_path / "sweep.json").write_text(json.dumps(old), encoding="utf-8")
+    assert read_sweep(tmp_path) == Sweep(["digits"], ["seed"], [["seed=0"]])
 
 
 def test_gpus_and_cores_are_divided_among_trials_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +126,7 @@ def test_gpus_and_cores_are_divided_among_trials_side_by_side(monkeypatch: pytes
             "epochs is given both as epochs=2 and with values",
         ),
         (["digits", "--grid", "seed=0:2", "optim.lr=1,-1"], "optim.lr"),
-        (["digits", "--search", "optuna"], "a sweep needs values to try"),
+        (["digits", "--grid", "seed=0,1", "seed=2,3"], "--grid names seed twice"),
         (["digits", "--show"], "is not the folder of a sweep"),
     ],
 )
