@@ -263,11 +263,9 @@ def track(run: RunFolder, to: To, debug: Debug = False) -> None:
     is_done = (run / "result.json").is_file()
     for name in to:
         trust_named(name)
-        process = TrackerProcess(
-            name, run, lambda text: print(text, file=sys.stderr), is_new=False, is_patient=True
-        )
+        process = TrackerProcess(name, run, lambda text: print(text, file=sys.stderr), is_new=False)
         process.end("done" if is_done else "stopped")
-        process.close()
+        process.close(is_patient=True)
         if process.has_failed:
             raise CheckpointError(
                 f"tracker {label(name)} has not received all records of {run}",

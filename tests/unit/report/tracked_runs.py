@@ -54,9 +54,9 @@ def write_result(run: Path) -> None:
 def track(run: Path, name: str, outcome: Outcome, *, is_new: bool = False) -> list[str]:
     """Let a tracker follow a run to its end; returns what is reported to the user."""
     texts: list[str] = []
-    process = TrackerProcess(name, run, texts.append, is_new=is_new, is_patient=True)
+    process = TrackerProcess(name, run, texts.append, is_new=is_new)
     process.end(outcome)
-    process.close()
+    process.close(is_patient=True)
     return texts
 
 

@@ -3,15 +3,13 @@
     training process          metrics.jsonl          this process
     writes a record  -------> a line       --------> tracker.log, tracker.flush, position
     ends             ------- "done" on stdin ------> the last lines, tracker.finish
-                     <----- messages on stdout -----
 
 Nothing here imports torch. What a package prints goes to the log.
 """
 
-import argparse
-import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -20,9 +18,8 @@ import select
 import signal
 import sys
 import threading
-import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +125,8 @@ class ReadPosition:
 
 FOLDER = "trackers"  # of all trackers, in the run folder
 POLL_S = 2.0
-# first words of messages
-STARTED = "started"
-ALIVE = "alive"
-FAILED = "failed"
+FAILED = "failed:"  # begins the last line of the log of a tracker that has failed
+_GROUP = 100  # records that are stored together
 _LAST_CALL_S = 600.0  # after the end of the training, for uploads
 # A scheduler or terminal may send these to every process of a job. Records of the last steps are still to come then.
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -139,12 +134,6 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 
 def main(name: str, run: Path, *, is_new: bool) -> int:
     """Follow a run until it ends; return the exit code. `is_new`: whether training starts from its first step."""
-    # Before anything is imported that could print: messages and prints would share a pipe.
-    send = _open_messages()
-
-    def fail(reason: str) -> None:
-        send(f"{FAILED} {' '.join(reason.split())[:1000]}")
-
     folder = run / FOLDER / label(name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -156,44 +145,41 @@ def main(name: str, run: Path, *, is_new: bool) -> int:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         if (link := find_way_out(folder)) is not None:
             raise ValueError(f"{link} is a link to a place outside of the run folder")
-        _lock(folder.with_name(f"{folder.name}.lock"), lambda: send(ALIVE))
+        _lock(folder.with_name(f"{folder.name}.lock"))
         position = ReadPosition(folder.with_name(f"{folder.name}.json"), is_new=is_new)
         tracker = make_tracker(name)
         tracker.start(_describe(run, folder, position))
         # The position is saved only after `start`: a tracked run that was never opened must get a new id.
         position.save()
-        send(STARTED)
-        _follow(run, tracker, position, lambda: send(ALIVE))
+        _follow(run, tracker, position)
     # SystemExit too: a package that calls sys.exit would otherwise end without a message.
     except (Exception, SystemExit) as error:
         traceback.print_exc()
-        fail(error.what if isinstance(error, SamebitsError) else f"{type(error).__name__}: {error}")
-        sys.stderr.flush()
+        reason = (
+            error.what if isinstance(error, SamebitsError) else f"{type(error).__name__}: {error}"
+        )
+        # The last line of the log, which the training process reads.
+        print(FAILED, " ".join(reason.split())[:1000], file=sys.stderr, flush=True)
         end_all()  # a package's threads and children may never end
     return 0
 
 
-def _follow(run: Path, tracker: Tracker, position: ReadPosition, beat: Callable[[], None]) -> None:
-    """Send records until the training has ended; `beat` is called after each group of them."""
+def _follow(run: Path, tracker: Tracker, position: ReadPosition) -> None:
+    """Send records until the training has ended."""
     tail = Tail(run)
     outcome: str | None = None
     while True:
         is_last = outcome is not None  # asked before the file is read: no record follows the end
-        num_sent = 0
-        for record in tail.new_records():
-            if position.is_due(record):
+        due = filter(position.is_due, tail.new_records())
+        # In groups: a resumed run may send many thousand records at once, and silence would count as a hang.
+        while group := list(itertools.islice(due, _GROUP)):
+            for record in group:
                 if record.get("kind") != CHECKPOINT:  # it has no values
                     tracker.log(record["step"], values_of(record))
                 position.note(record)
-                num_sent += 1
-                # A resumed run may send many thousand records at once, and silence would count as a hang.
-                if num_sent % 100 == 0:
-                    beat()
-        if num_sent:
             tracker.flush()
             # After the flush: a record counts as received only when the package has stored it.
             position.save()
-        beat()
         if is_last:
             break
         outcome = _wait_for_end(POLL_S)
@@ -258,35 +244,13 @@ def _describe(run: Path, folder: Path, position: ReadPosition) -> TrackedRun:
     )
 
 
-def _lock(path: Path, beat: Callable[[], None]) -> None:
+def _lock(path: Path) -> None:
     """Wait until the tracker of this run's former process has ended, and lock the file until this process ends."""
     # The lock outlives this function: the descriptor stays open, and the kernel releases it at the end of the process.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            beat()
-            time.sleep(0.5)
-
-
-def _open_messages() -> Callable[[str], None]:
-    """Return a function that sends a line to the training process, and let everything else go to the log."""
-    # A copy of standard output is the message pipe; 1 itself becomes the log, also for prints from C code.
-    descriptor = os.dup(1)
-    os.dup2(2, 1)
-
-    def send(line: str) -> None:
-        with contextlib.suppress(OSError):  # the training process has ended
-            os.write(descriptor, f"{line}\n".encode(errors="replace"))
-
-    return send
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    fcntl.flock(os.open(path, flags, 0o666), fcntl.LOCK_EX)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("tracker")
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--new", action="store_true")
-    options = parser.parse_args()
-    sys.exit(main(options.tracker, options.run, is_new=options.new))
+    _, tracker, folder, *flags = sys.argv
+    sys.exit(main(tracker, Path(folder), is_new=bool(flags)))

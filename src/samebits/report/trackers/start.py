@@ -1,7 +1,10 @@
-"""Start the trackers of a run on rank 0, one process each, and ends them with the run.
+"""Start the trackers of a run on rank 0, one process each, and end them with the run.
 
 The training process hands nothing over: a tracker reads the records from the run folder. So a tracker that is slow,
 hangs or fails costs no step, and loses no record. `samebits track RUN` sends later what it missed.
+
+A process, not a thread: samples may draw from the global generators of Python, numpy and torch, and a package that
+draws a number beside them would change a sample.
 """
 
 import contextlib
@@ -15,17 +18,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from samebits.report.trackers.process import FAILED, POLL_S, STARTED
+from samebits.report.trackers.process import FAILED, FOLDER
 from samebits.report.trackers.tracker import Outcome, check_trackers, external, label
 
-# A tracker that has sent no sign of life for so long before the end of the run hangs.
+# At the end of a run, a tracker that has stored nothing for so long hangs.
 _HANG_S = 10.0
 # Longest start of a tracker, on a machine where the training leaves it little CPU time.
 _START_S = 60.0
-# At the end, a run waits for a silent tracker this fraction of its time, in these limits, seconds.
-_SHARE = 0.01
-_LEAST_S = 3.0
-_MOST_S = 30.0
+_MOST_S = 60.0  # that a run waits for a tracker that stores records
+_TAIL_BYTES = 4000
 
 
 class Trackers:
@@ -74,102 +75,86 @@ class TrackerProcess:
     """
 
     def __init__(
-        self,
-        name: str,
-        run: Path,
-        notify: Callable[[str], None],
-        *,
-        is_new: bool,
-        is_patient: bool = False,
+        self, name: str, run: Path, notify: Callable[[str], None], *, is_new: bool
     ) -> None:
         self._name = name
         self._run = run
         self._notify = notify
-        self._is_patient = is_patient
-        self._began = self._last_sign = time.monotonic()
-        self._ends = self._patience_s = 0.0
-        self._is_started = False
         self.has_failed = False  #: Whether it failed or was killed.
-        log = run / "logs" / f"tracker-{label(name)}.log"
-        log.parent.mkdir(exist_ok=True)
-        descriptor = os.open(
-            log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
-        )
+        self._began = self._ended = time.monotonic()
+        self._log = run / "logs" / f"tracker-{label(name)}.log"
+        self._stored_before = self._stored_at()
+        self._log.parent.mkdir(exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         # -P: without it, -m puts the current folder first on sys.path, where a wandb.py of a stranger may lie.
         command = [sys.executable, "-P", "-m", "samebits.report.trackers.process", name, str(run)]
-        with open(descriptor, "ab") as stderr:
+        with open(os.open(self._log, flags, 0o666), "ab") as log:
             self._child = subprocess.Popen(
                 [*command, *(["--new"] if is_new else [])],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
+                stdout=log,
+                stderr=log,
                 process_group=0,  # a tracker's children end with it, and Ctrl-C reaches only the training
             )
-        # A thread reads, since a pipe that no process empties would block a tracker that reports much.
-        self._reader = threading.Thread(
-            target=self._read, name=f"tracker-{label(name)}", daemon=True
+        # It names a failure when it happens, and not only at the end of the run.
+        self._watcher = threading.Thread(
+            target=self._watch, name=f"tracker-{label(name)}", daemon=True
         )
-        self._reader.start()
+        self._watcher.start()
 
-    def _read(self) -> None:
-        assert self._child.stdout is not None
-        for line in self._child.stdout:
-            word, _, rest = line.decode(errors="replace").strip().partition(" ")
-            self._last_sign = time.monotonic()
-            self._is_started |= word == STARTED
-            if word == FAILED:
-                self._fail(rest)
+    def _watch(self) -> None:
+        # WNOWAIT leaves the process as a zombie, so its number, and
+        # that of its group, cannot be used again before the kill.
+        os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
+        self._kill()  # what is left of its process group
+        code = self._child.wait()
+        if code and not self.has_failed:
+            tail = self._log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace").splitlines()
+            word, _, reason = (tail or [""])[-1].partition(" ")
+            self._fail(reason if word == FAILED else f"its process ended with code {code}")
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
+            os.killpg(self._child.pid, signal.SIGKILL)
 
     def _fail(self, reason: str) -> None:
         self.has_failed = True
-        name = label(self._name)
-        log = self._run / "logs" / f"tracker-{label(self._name)}.log"
         self._notify(
-            f"tracker {name} failed, and the run is not affected: {reason}\n"
-            f"  log: {log}\n"
+            f"tracker {label(self._name)} failed, and the run is not affected: {reason}\n"
+            f"  log: {self._log}\n"
             f"  send the rest later: samebits track {shlex.quote(str(self._run))} --to {shlex.quote(self._name)}"
         )
 
     def end(self, outcome: Outcome) -> None:
         """Report the end of the run to the tracker."""
         assert self._child.stdin is not None
-        self._ends = time.monotonic()
-        took_s = self._ends - self._began
-        self._patience_s = min(
-            _MOST_S, max(_LEAST_S, _SHARE * took_s if outcome == "done" else 0.0)
-        )
+        self._ended = time.monotonic()
         with contextlib.suppress(OSError):  # it has ended
             self._child.stdin.write(f"{outcome}\n".encode())
             self._child.stdin.close()
 
-    def close(self) -> None:
-        """Wait for the process while it works, kill it if it hangs, and release everything."""
-        try:
-            # WNOWAIT leaves the process as a zombie, so its number, and
-            # that of its group, cannot be used again before the kill.
-            while (
-                os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-            ):
-                if not self._is_patient and time.monotonic() > self._deadline():
-                    if not self.has_failed:
-                        self._fail("it hangs" if self._is_started else "it has not started")
-                    break
-                time.sleep(0.05)
-        finally:
-            # With what is left of its process group, whose number is taken until `wait`.
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
-                os.killpg(self._child.pid, signal.SIGKILL)
-            code = self._child.wait()
-        # After the kill: the pipe is closed in all processes that had it, so the reader ends.
-        self._reader.join()
-        assert self._child.stdout is not None
-        self._child.stdout.close()
-        if code and not self.has_failed:
-            self._fail(f"its process ended with code {code}")
+    def close(self, *, is_patient: bool = False) -> None:
+        """Wait for the process while it stores records, or `is_patient` until it ends; kill it if it hangs."""
+        stored_at = self._stored_at()
+        quiet_since = self._ended
+        while self._watcher.is_alive() and not is_patient:
+            self._watcher.join(0.2)
+            now = time.monotonic()
+            if self._stored_at() != stored_at:
+                stored_at = self._stored_at()
+                quiet_since = now
+            is_started = stored_at != self._stored_before
+            end = quiet_since + _HANG_S
+            end = end if is_started else max(end, self._began + _START_S)
+            if self._watcher.is_alive() and now > min(end, self._ended + _MOST_S):
+                self._fail("it hangs" if is_started else "it has not started")
+                self._kill()
+                break
+        self._watcher.join()
 
-    def _deadline(self) -> float:
-        if self._is_started and self._ends - self._last_sign > _HANG_S + POLL_S:
-            return self._ends  # it hung before the run ended
-        if not self._is_started:
-            return max(self._ends + self._patience_s, self._began + _START_S)
-        return min(max(self._ends, self._last_sign) + self._patience_s, self._ends + _MOST_S)
+    def _stored_at(self) -> int:
+        """Return when the tracker has last stored records of any run in this folder, nanoseconds; 0 if never."""
+        try:
+            return (self._run / FOLDER / f"{label(self._name)}.json").stat().st_mtime_ns
+        except OSError:
+            return 0
