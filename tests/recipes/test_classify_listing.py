@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -21,34 +20,6 @@ from tests.recipes.class_folders import found, shapes, touch
 def damage(root: Path, *names: str) -> None:
     for name in names:
         (root / name).write_bytes(b"no picture")
-
-
-@pytest.mark.parametrize(
-    ("halves", "train", "held_out"),
-    [
-        (["test", "train"], "train", "test"),
-        (["test", "train", "val"], "train", "val"),
-        (["Training", "Eval"], "Training", "Eval"),
-        (["train", "validation", "valid"], "train", "valid"),
-    ],
-)
-def test_the_folders_of_a_split_are_recognized(tmp_path: Path, halves: list[str], train: str, held_out: str) -> None:
-    touch(tmp_path, *(f"{half}/a/1.jpg" for half in halves))
-    with pytest.raises(DataError, match="look like a split") as error:
-        list_folder(tmp_path, "data.root")
-    first, second = error.value.slots["fix"].split("\n")
-    assert first == f"Set data.train={tmp_path / train} data.eval={tmp_path / held_out}"
-    assert second == "If they are classes, set data.classes to their list."
-
-
-@pytest.mark.parametrize("halves", [["val", "test"], ["train"]])
-def test_half_a_split_is_not_given_as_a_whole_one(tmp_path: Path, halves: list[str]) -> None:
-    touch(tmp_path, *(f"{half}/a/1.jpg" for half in halves))
-    with pytest.raises(DataError, match="look like a split") as error:
-        list_folder(tmp_path, "data.root")
-    first, second = error.value.slots["fix"].split("\n")
-    assert first == f"Set data.root to one of these folders, such as {tmp_path / min(halves)}."
-    assert second == "If they are classes, set data.classes to their list."
 
 
 def test_a_file_where_a_folder_should_be_is_explained(tmp_path: Path) -> None:
@@ -86,38 +57,10 @@ def test_validation_images_that_are_trained_on_too_are_counted(tmp_path: Path) -
     assert "training" not in parts.describe
 
 
-def test_a_class_of_two_lines_is_refused(tmp_path: Path) -> None:
-    touch(tmp_path, "a/1.jpg", "b\nc/1.jpg", "a/2\n3.jpg")
-    with pytest.raises(DataError, match=r"invisible character: 'b\\nc'"):
-        list_folder(tmp_path, "data.root")
-    (tmp_path / "list.csv").write_text('a/1.jpg,a\n"a/2\n3.jpg","b\nc"\n')
-    with pytest.raises(DataError, match=r"invisible character: 'b\\nc'"):
-        read_csv(tmp_path / "list.csv")
-
-
 def test_a_csv_file_may_have_quotes_and_spaces(tmp_path: Path) -> None:
     touch(tmp_path, "a, b.jpg", "c.jpg")
     (tmp_path / "list.csv").write_text('"a, b.jpg", "wild rose"\r\nc.jpg , tulips \r\n\r\n')
     assert read_csv(tmp_path / "list.csv") == {"tulips": ["c.jpg"], "wild rose": ["a, b.jpg"]}
-
-
-@pytest.mark.parametrize("first", ["a.jpg;a", "a.jpg\ta", "path,label,split"])
-def test_a_csv_file_of_another_form_is_refused_with_the_expected_one(tmp_path: Path, first: str) -> None:
-    touch(tmp_path, "a.jpg")
-    (tmp_path / "list.csv").write_text(f"{first}\na.jpg,a\n")
-    with pytest.raises(DataError, match=r"list\.csv:1 ") as error:
-        read_csv(tmp_path / "list.csv")
-    assert "path,label" in error.value.slots["allowed"]
-
-
-def test_a_csv_file_in_another_encoding_is_refused_with_line_and_byte(tmp_path: Path) -> None:
-    touch(tmp_path, "a.jpg", "b.jpg")
-    (tmp_path / "list.csv").write_bytes("a.jpg,Gänseblümchen\nb.jpg,Rosen\n".encode("cp1252"))
-    with pytest.raises(DataError, match=r"list\.csv:1 is not UTF-8") as error:
-        read_csv(tmp_path / "list.csv")
-    assert error.value.slots["given"] == "byte 0xE4, byte 8 of line 1"
-    assert "as cp1252, the line reads: a.jpg,Gänseblümchen" in error.value.slots["cause"]
-    assert error.value.slots["fix"] == "Save the file as UTF-8, all lines."
 
 
 @pytest.mark.parametrize("end", ["\r", "\r\n", "\n"])
@@ -158,15 +101,6 @@ def test_a_link_that_leads_back_is_followed_once(tmp_path: Path) -> None:
     (tmp_path / "a/first").symlink_to("../.elsewhere")
     (tmp_path / "a/second").symlink_to("../.elsewhere")
     assert list_folder(tmp_path, "data.root")["a"] == ["a/1.jpg", "a/deep/2.jpg", "a/first/3.jpg"]
-
-
-@pytest.mark.parametrize(("name", "shown"), [(b"a/caf\xe9.jpg", r": a/caf\xe9.jpg"), (b"b\xff/1.jpg", r": b\xff")])
-def test_a_name_that_is_not_utf8_is_shown(tmp_path: Path, name: bytes, shown: str) -> None:
-    touch(tmp_path, "a/1.jpg", "b/1.jpg", os.fsdecode(name))
-    with pytest.raises(DataError, match="is not UTF-8") as error:
-        found(root=tmp_path)
-    assert error.value.what.endswith(shown)
-    assert error.value.slots["fix"] == "Rename it."
 
 
 def test_jfif_files_are_pictures(tmp_path: Path) -> None:

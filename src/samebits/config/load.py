@@ -27,6 +27,7 @@ REMOVED: Mapping[str, object] = {
     "compress": "none",
     "data.cache": None,
     "data.cache_gb": 10.0,
+    "decode.beam_width": 1,
     "mode": "exact",
     "watch.recheck": None,
 }

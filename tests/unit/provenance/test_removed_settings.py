@@ -20,10 +20,10 @@ from tests.verify_trials.runs import alone, train, train_until, verified
 
 pytestmark = pytest.mark.usefixtures("torch_as_before", "honest")
 NAMES = sorted(REMOVED)
-OF_CLASSIFY = ("data.cache", "data.cache_gb")
+OF_RECIPES = ("data.cache", "data.cache_gb", "decode.beam_width")
 OTHER: dict[str, object] = {
-    "cluster.load_balancing": True, "compress": "bf16", "data.cache": "decoded", "data.cache_gb": 20.0, "mode": "fast",
-    "watch.recheck": "1/50",
+    "cluster.load_balancing": True, "compress": "bf16", "data.cache": "decoded", "data.cache_gb": 20.0,
+    "decode.beam_width": 8, "mode": "fast", "watch.recheck": "1/50",
 }  # fmt: skip
 
 
@@ -31,8 +31,13 @@ class Data(Settings):
     root: str | None = None
 
 
+class Decode(Settings):
+    turns: bool = True
+
+
 class Recipe(RunConfig):
     data: Data = Data()
+    decode: Decode = Decode()
 
 
 def nested(settings: dict[str, object]) -> dict[str, Any]:
@@ -50,7 +55,7 @@ def earlier_version() -> Iterator[None]:
 
     def earlier(config: RunConfig) -> dict[str, Any]:
         settings = known(config)
-        for name, value in nested({name: value for name, value in REMOVED.items() if name not in OF_CLASSIFY}).items():
+        for name, value in nested({name: value for name, value in REMOVED.items() if name not in OF_RECIPES}).items():
             settings[name] = {**settings[name], **value} if isinstance(value, dict) else value
         return settings
 
@@ -68,7 +73,7 @@ def test_a_run_of_an_earlier_version_is_read_and_verified(printed: Callable[...,
         train(run)
     for file in (run / "config.yaml", *run.glob("checkpoints/*/state.json")):
         assert all(
-            name.rpartition(".")[2] in file.read_text(encoding="utf-8") for name in REMOVED if name not in OF_CLASSIFY
+            name.rpartition(".")[2] in file.read_text(encoding="utf-8") for name in REMOVED if name not in OF_RECIPES
         )
     shutil.copytree(run, tmp_path / "copy")
     assert verified(run).is_verified

@@ -11,7 +11,6 @@ from samebits.errors import DataError
 from samebits.metrics.eval_sets import check_set_names
 from samebits.recipes.network_config import TIMM, NetworkConfig
 
-Count = Annotated[int, Field(ge=1)]
 Width = Annotated[int, Field(ge=16, le=4096)]
 WholePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
 Normalize = Literal["none", "nfc", "nfkc", "half_width"]
@@ -186,9 +185,6 @@ class ModelConfig(NetworkConfig):
 class DecodeConfig(Settings):
     """Decoding of the network's output to text."""
 
-    beam_width: Count = Field(
-        default=1, description="Beam width of the CTC decoder. 1: greedy decoding, which is faster."
-    )
     turns: bool = Field(
         default=True,
         description="In predict, also read the image upside down and return the more confident text.",

@@ -265,7 +265,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     alphabet = Alphabet(dataset_info["alphabet"])
     model = build_model(config.model, alphabet.num_classes)
     freeze_parts(model, config.model.freeze)
-    read_texts = partial(read, alphabet=alphabet, beam_width=config.decode.beam_width)
+    read_texts = partial(read, alphabet=alphabet)
     widths = config.data.widths
     shown = (
         str(widths[0])
@@ -289,7 +289,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         monitor=("line_accuracy", "max"),
         init_weights=initial_weights(config.model.weights, config.model.name, dataset_info),
         preprocess=partial(read_line, config=config),
-        postprocess=partial(to_prediction, alphabet=alphabet, config=config.decode),
+        postprocess=partial(to_prediction, alphabet=alphabet),
         draw=partial(_draw_worst, tiles=tiles),
         draw_samples=partial(draw_samples, tiles=tiles, **_SHEET),
         draw_prediction=draw_prediction,
