@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from samebits.portable import floats, functions, pooling, reductions
-from samebits.portable.grid import exact_sum, over
+from samebits.portable.grid import exact_sum, over, sum_of_squares
 from samebits.portable.products import matmul
 
 
@@ -76,7 +76,7 @@ def divide(x: Tensor, y: Tensor | float, *, rounding_mode: str | None = None) ->
     """x / y, rounded to a whole number in a mode."""
     if rounding_mode == "floor":
         return floor_divide(x, y)
-    quotient = x / y if isinstance(y, Tensor) else over(x, y)
+    quotient = over(x, y)
     return quotient if rounding_mode is None else quotient.trunc()
 
 
@@ -126,7 +126,7 @@ def mse_loss_backward(g: Tensor, x: Tensor, y: Tensor, reduction: int) -> Tensor
     return over(d, x.numel()) if reduction == 1 else d
 
 
-def smooth_l1(x: Tensor, y: Tensor, reduction: int = 1, beta: float = 1.0) -> Tensor:
+def smooth_l1_loss(x: Tensor, y: Tensor, reduction: int = 1, beta: float = 1.0) -> Tensor:
     """Squares below beta, absolute differences above."""
     d = (x - y).abs()
     return _reduced(
@@ -134,20 +134,20 @@ def smooth_l1(x: Tensor, y: Tensor, reduction: int = 1, beta: float = 1.0) -> Te
     )
 
 
-def smooth_l1_backward(g: Tensor, x: Tensor, y: Tensor, reduction: int, beta: float) -> Tensor:
+def smooth_l1_loss_backward(g: Tensor, x: Tensor, y: Tensor, reduction: int, beta: float) -> Tensor:
     """Return the gradient of the first argument."""
     d = x - y
     slope = torch.where(d.abs() < beta, over(d, beta), d.sign()) if beta else d.sign()
     return over(slope * g, x.numel()) if reduction == 1 else slope * g
 
 
-def huber(x: Tensor, y: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
+def huber_loss(x: Tensor, y: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
     """Squares below delta, delta times absolute differences above."""
     d = (x - y).abs()
     return _reduced(torch.where(d < delta, d * d * 0.5, (d - 0.5 * delta) * delta), reduction)
 
 
-def huber_backward(g: Tensor, x: Tensor, y: Tensor, reduction: int, delta: float) -> Tensor:
+def huber_loss_backward(g: Tensor, x: Tensor, y: Tensor, reduction: int, delta: float) -> Tensor:
     """Return the gradient of the first argument."""
     slope = (x - y).clamp(-delta, delta) * g
     return over(slope, x.numel()) if reduction == 1 else slope
@@ -159,7 +159,9 @@ def _reduced(losses: Tensor, reduction: int) -> Tensor:
     return reductions.mean(losses) if reduction == 1 else reductions.sum_(losses)
 
 
-def bce(x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = 1) -> Tensor:
+def binary_cross_entropy(
+    x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = 1
+) -> Tensor:
     """Binary cross-entropy of probabilities x; logarithms are at least -100."""
     losses = -(
         y * functions.log(x).clamp(min=-100.0)
@@ -168,7 +170,7 @@ def bce(x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = 1) 
     return _reduced(losses if weight is None else losses * weight, reduction)
 
 
-def bce_backward(
+def binary_cross_entropy_backward(
     g: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = 1
 ) -> Tensor:
     """Return the gradient of the probabilities."""
@@ -177,7 +179,7 @@ def bce_backward(
     return over(slope, x.numel()) if reduction == 1 else slope
 
 
-def bce_with_logits(
+def binary_cross_entropy_with_logits(
     x: Tensor,
     y: Tensor,
     weight: Tensor | None = None,
@@ -249,21 +251,17 @@ def _xlogy(x: Any, y: Any) -> Tensor:
     return torch.where((factor == 0) & ~logs.isnan(), 0.0, factor * logs)
 
 
-def _with_bias(bias: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
-    product = product if alpha == 1 else product * alpha
-    return product + (bias if beta == 1 else bias * beta) if beta else product
-
-
 def _linear(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return _with_bias(bias, matmul(x, y), beta, alpha)
+    product = matmul(x, y) if alpha == 1 else matmul(x, y) * alpha
+    return product + (bias if beta == 1 else bias * beta) if beta else product
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:
     return matmul(x[None], y[:, None])[0, 0]
 
 
-def _addmv(bias: Tensor, x: Tensor, y: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return _with_bias(bias, matmul(x, y[:, None])[:, 0], beta, alpha)
+def _addmv(bias: Tensor, x: Tensor, y: Tensor, **factors: float) -> Tensor:
+    return _linear(bias[..., None], x, y[:, None], **factors)[:, 0]
 
 
 def _trilinear(
@@ -422,19 +420,12 @@ def foreach_norm(xs: Tensors, p: float = 2, dtype: torch.dtype | None = None) ->
     """Return the 2-norm of each tensor."""
     if p != 2:
         raise NotImplementedError
-    return [
-        functions.sqrt(exact_sum(x.double() * x.double(), range(x.dim())).to(dtype or x.dtype))
-        for x in xs
-    ]
-
-
-def _divided(x: Tensor, y: Tensor | float) -> Tensor:
-    return x / y if isinstance(y, Tensor) else over(x, y)
+    return [functions.sqrt(sum_of_squares(x).to(dtype or x.dtype)) for x in xs]
 
 
 def one_by_one(name: str) -> Callable[..., Any]:
     """Return the loop over the tensors of a call `_foreach_name_`, of operations that round once."""
-    operation = {"div": _divided, "div_": lambda x, y: x.copy_(_divided(x, y))}.get(
+    operation = {"div": over, "div_": lambda x, y: x.copy_(over(x, y))}.get(
         name, getattr(torch.ops.aten, name)
     )
 

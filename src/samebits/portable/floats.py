@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from functools import cache, partial, wraps
 from typing import Any
 
-_BITS = 160  # after the point, of powers
-_ONE = 1 << _BITS
 _PRECISION = 200
 
 
@@ -80,21 +78,8 @@ exp = partial(_rounded, "exp")
 log = partial(_rounded, "log")
 cos = partial(_rounded, "cos")
 sin = partial(_rounded, "sin")
-tan = partial(_rounded, "tan")
 erf = partial(_rounded, "erf")
-
-
-def power(base: float, exponent: int) -> float:
-    """base**exponent for a positive base and a whole exponent, to 45 decimal places."""
-    numerator, denominator = base.as_integer_ratio()
-    result = _ONE
-    factor = (numerator << _BITS) // denominator
-    while exponent:
-        if exponent & 1:
-            result = result * factor >> _BITS
-        factor = factor * factor >> _BITS
-        exponent >>= 1
-    return result / _ONE  # Python rounds a quotient of integers correctly
+power = partial(_rounded, "pow")
 
 
 @contextmanager

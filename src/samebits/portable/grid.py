@@ -17,6 +17,7 @@ BITS = 20  # of a factor of a product: 8,192 products of two such integers are b
 SUM_BITS = 40  # of a term of a sum, at most; fewer where more than 8,192 terms are added
 # 1.5 * 2**23: a float32 near it has a last place of 1, so adding it rounds to an integer, half to even.
 ROUNDING = 12_582_912.0
+_CHUNK = 1 << 16  # values that stay in a processor's cache in float64
 
 _EXPONENT = {
     torch.float32: (torch.int32, 0x7F80_0000),
@@ -35,25 +36,35 @@ def grid(x: Tensor, bits: int, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
     Returns:
         `up` and `down` = 1 / up, with size 1 in `dims`. Where a value is infinite or NaN, `down` is NaN.
     """
-    # A maximum has no order. In two stages where the first dimension is among others: torch is slow at once.
+    return _powers(_largest(x, dims), bits)
+
+
+def _largest(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """The largest magnitudes, with size 1 in `dims`. A maximum has no order."""
+    # torch is slow at several dimensions at once with the first among them, and at a copy without signs.
     inner = tuple(dim for dim in dims if dim != 0) or tuple(dims)
-    largest = x.abs().amax(inner, keepdim=True)
-    if len(inner) < len(dims):
-        largest = largest.amax(0, keepdim=True)
-    integer, mask = _EXPONENT[x.dtype]
+    largest = torch.maximum(x.amax(inner, keepdim=True), -x.amin(inner, keepdim=True))
+    return largest.amax(0, keepdim=True) if len(inner) < len(dims) else largest
+
+
+def _powers(largest: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """`grid`, from the largest magnitudes."""
+    integer, mask = _EXPONENT[largest.dtype]
     # power <= largest < 2 * power. Both powers have to be normal numbers, so a smaller maximum counts as this large.
     power = (
         (largest.view(integer) & mask)
-        .view(x.dtype)
-        .clamp_(min=torch.finfo(x.dtype).tiny * 2.0**bits)
+        .view(largest.dtype)
+        .clamp_(min=torch.finfo(largest.dtype).tiny * 2.0**bits)
     )
     # Both are powers of two, so the division is exact. largest - largest is 0, or NaN if it is not finite.
     return 2.0 ** (bits - 1) / power, (power * 2.0 ** (1 - bits)).add_(largest - largest)
 
 
-def over(x: Tensor, divisor: float) -> Tensor:
+def over(x: Tensor, divisor: float | Tensor) -> Tensor:
     """x / divisor of any shape, rounded once: torch's CUDA kernel for a number multiplies by its reciprocal."""
-    return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
+    if not isinstance(divisor, Tensor):
+        divisor = torch.full((), divisor, dtype=x.dtype, device=x.device)
+    return x / divisor
 
 
 def scaled(sums: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -77,24 +88,26 @@ def exact_sum(x: Tensor, dims: Sequence[int], *, keepdim: bool = False) -> Tenso
     Returns:
         float64. Infinite or NaN terms give NaN.
     """
-    dims = dims if x.dim() else ()  # torch lets dimension 0 of a single value be named
+    dims = tuple(dims) if x.dim() else ()  # torch lets dimension 0 of a single value be named
     terms = math.prod(x.shape[dim] for dim in dims)
     if not dims or terms == 1:
-        return (
-            x.double()
-            if keepdim
-            else x.double().reshape([n for i, n in enumerate(x.shape) if i not in _all(x, dims)])
-        )
-    if not x.numel():
-        return x.double().sum(tuple(dims), keepdim=keepdim)
-    up, down = grid(x, num_bits(terms), dims)
-    total = (x * up).round_().double().sum(tuple(dims), keepdim=True) * down.double()
-    return (
-        total
-        if keepdim
-        else total.reshape([n for i, n in enumerate(x.shape) if i not in _all(x, dims)])
-    )
+        total = x.double()
+    elif not x.numel():
+        total = x.double().sum(dims, keepdim=True)
+    else:
+        up, down = grid(x, num_bits(terms), dims)
+        total = (x * up).round_().double().sum(dims, keepdim=True) * down.double()
+    return total if keepdim else total.squeeze(dims)
 
 
-def _all(x: Tensor, dims: Sequence[int]) -> set[int]:
-    return {dim % x.dim() for dim in dims}
+def sum_of_squares(x: Tensor) -> Tensor:
+    """`exact_sum` of the squares of all values of any shape, a few at a time: they stay in the processor's cache."""
+    if x.numel() < 2:
+        return exact_sum(x.double() * x.double(), range(x.dim()))
+    largest = _largest(x, range(x.dim())).double()
+    up, down = (each.view(()) for each in _powers(largest * largest, num_bits(x.numel())))
+    total = torch.zeros_like(down)
+    for part in x.split(max(1, _CHUNK * len(x) // x.numel())):
+        wide = part.double()
+        total += (wide * wide).mul_(up).round_().sum()
+    return total * down

@@ -146,6 +146,13 @@ def _reflected(place: Tensor, size: int, corners: bool) -> tuple[Tensor, Tensor]
     return torch.where(is_odd, span - rest + low, rest + low), sign
 
 
+def _shares(x: Tensor, y: Tensor) -> Tensor:
+    """Weights (4, ...) of the pixels above left, above right, below left and below right of a place between them."""
+    left = 1.0 - x
+    above = 1.0 - y
+    return torch.stack([above * left, above * x, y * left, y * x])
+
+
 class _Corners:
     """The four pixels around each place, or the nearest: indices (4 or 1, N, P), and the place between, (N, P)."""
 
@@ -177,11 +184,7 @@ class _Corners:
         self.tx, self.ty = (place - each for place, each in zip(places, low, strict=True))
         columns, rows = (torch.stack([each.long(), each.long() + 1]) for each in low)
         self._set(columns[[0, 1, 0, 1]], rows[[0, 0, 1, 1]], h, w)
-        left = 1.0 - self.tx
-        above = 1.0 - self.ty
-        self.weights = torch.stack(
-            [above * left, above * self.tx, self.ty * left, self.ty * self.tx]
-        )
+        self.weights = _shares(self.tx, self.ty)
 
     def _set(self, column: Tensor, row: Tensor, h: int, w: int) -> None:
         self.is_inside = (column >= 0) & (column < w) & (row >= 0) & (row < h)
@@ -339,10 +342,7 @@ def _samples(
         x = (slice(None), None, slice(None), None)
         corners = [(low_y, low_x), (low_y, high_x), (high_y, low_x), (high_y, high_x)]
         index = torch.stack([image + row[y] * w + column[x] for row, column in corners])
-        above = 1.0 - part_y[y]
-        left = 1.0 - part_x[x]
-        shares = [above * left, above * part_x[x], part_y[y] * left, part_y[y] * part_x[x]]
-        weights = torch.stack(shares) * (inside_y[y] & inside_x[x])
+        weights = _shares(part_x[x], part_y[y]) * (inside_y[y] & inside_x[x])
         yield places, index.flatten(4).flatten(1, 3), weights.flatten(4).flatten(1, 3)
 
 

@@ -52,26 +52,30 @@ def in_any_order() -> Iterator[None]:
         torch.use_deterministic_algorithms(was_on, warn_only=warns)
 
 
-def adding(name: str, num_dims: int) -> Callable[..., Tensor]:
+def adding(name: str, terms: Callable[..., int]) -> Callable[..., Tensor]:
     """Return torch's operation on integers, for one that only copies values of its first argument and adds them.
 
     Args:
         name: Of the operation.
-        num_dims: The last dimensions, whose values it adds.
+        terms: Returns from its arguments how many values it adds at most.
     """
     operation = getattr(aten, name)
 
-    def run(g: Tensor, *args: Any, **options: Any) -> Tensor:
-        wide = [
-            each.double() if isinstance(each, Tensor) and each.is_floating_point() else each
-            for each in args
-        ]
+    def run(g: Tensor, *args: Any) -> Tensor:
+        wide = [each.double() if isinstance(each, Tensor) else each for each in args]
         with in_any_order():
-            return on_grid(
-                g, math.prod(g.shape[-num_dims:]), lambda q: operation(q, *wide, **options)
-            )
+            return on_grid(g, terms(g, *args), lambda q: operation(q, *wide))
 
     return run
+
+
+def _all_of(num_dims: int) -> Callable[..., int]:
+    """The number of values of the last dimensions."""
+    return lambda g, *_: math.prod(g.shape[-num_dims:])
+
+
+def _nearest(g: Tensor, size: Sequence[int], shape: Sequence[int], *_: Any) -> int:
+    return math.prod(-(-n // m) + 1 for n, m in zip(size, shape[2:], strict=True))
 
 
 def max_pool_backward(num_dims: int) -> Callable[..., Tensor]:
@@ -127,7 +131,7 @@ def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
             wide = pool(wide, kernel, stride, 0, ceil_mode, True, 1)
             # Padding may add windows, which begin behind the image.
             counts = wide[tuple(map(slice, counts.shape))]
-        return counts
+        return counts[0, 0]
 
     def forward(
         x: Tensor, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,),
@@ -136,14 +140,14 @@ def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
         terms = math.prod(per_dim(kernel, num_dims))
         sums = on_grid(x, terms, lambda q: pool(q, kernel, stride, padding, ceil_mode, True, 1))
         count = divisor(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
-        return _divided(sums, count)
+        return over(sums, count)
 
     def backward(
         g: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool,
         count_include_pad: bool, divisor_override: int | None,
     ) -> Tensor:  # fmt: skip
         count = divisor(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
-        g = _divided(g, count)
+        g = over(g, count)
         wide = x.double()
         with in_any_order():
             return on_grid(
@@ -152,10 +156,6 @@ def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
             )  # fmt: skip
 
     return forward, backward
-
-
-def _divided(x: Tensor, count: Tensor | float) -> Tensor:
-    return x / count.view(count.shape[-x.dim() :]) if isinstance(count, Tensor) else over(x, count)
 
 
 def _windows(size: int, out: int, device: torch.device) -> Tensor:
@@ -197,18 +197,6 @@ def adaptive_avg_pool_backward(num_dims: int, g: Tensor, x: Tensor) -> Tensor:
     return on_grid(g / count, math.prod(out), lambda q: _apply(q, [each.T for each in windows]))
 
 
-def nearest_backward(name: str) -> Callable[..., Tensor]:
-    """Return the gradient of the input of resizing to the nearest pixel, by the operation's name."""
-    operation = getattr(aten, name)
-
-    def run(g: Tensor, size: Sequence[int], shape: Sequence[int], *scales: float | None) -> Tensor:
-        terms = math.prod(-(-n // m) + 1 for n, m in zip(size, shape[2:], strict=True))
-        with in_any_order():
-            return on_grid(g, terms, lambda q: operation(q, size, shape, *scales))
-
-    return run
-
-
 def _unfold_backward(g: Tensor, size: Sequence[int], dim: int, window: int, step: int) -> Tensor:
     # Each value is in at most this many windows.
     terms = -(-window // step)
@@ -216,23 +204,20 @@ def _unfold_backward(g: Tensor, size: Sequence[int], dim: int, window: int, step
 
 
 POOLING: dict[str, Callable[..., Any]] = {
-    "col2im": adding("col2im", 2),
+    "col2im": adding("col2im", _all_of(2)),
     "unfold_backward": _unfold_backward,
 }
 for _d in (1, 2, 3):
     for _name in (f"upsample_nearest{_d}d_backward", f"_upsample_nearest_exact{_d}d_backward"):
-        POOLING[_name] = nearest_backward(_name)
+        POOLING[_name] = adding(_name, _nearest)
     for _name in (f"reflection_pad{_d}d_backward", f"replication_pad{_d}d_backward"):
-        POOLING[_name] = adding(_name, _d)
+        POOLING[_name] = adding(_name, _all_of(_d))
 for _d in (2, 3):
     POOLING[f"max_pool{_d}d_with_indices_backward"] = max_pool_backward(_d)
     POOLING[f"adaptive_max_pool{_d}d_backward"] = adaptive_max_pool_backward(_d)
     POOLING[f"avg_pool{_d}d"], POOLING[f"avg_pool{_d}d_backward"] = avg_pool(_d)
     POOLING[f"_adaptive_avg_pool{_d}d"] = adaptive_avg_pool
     POOLING[f"_adaptive_avg_pool{_d}d_backward"] = partial(adaptive_avg_pool_backward, _d)
-
-
-aten = torch.ops.aten
 
 
 def scatter_sum(x: Tensor, terms: int, add: Callable[[Tensor], Tensor]) -> Tensor:

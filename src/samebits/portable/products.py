@@ -50,11 +50,11 @@ def write_digits(x: Tensor, up: Tensor, unit: int, digits: Sequence[Tensor]) -> 
     step = max(1, _CHUNK * len(x) // max(x.numel(), 1))
     for start in range(0, len(x), step):
         rows = slice(start, start + step)
-        q = (x[rows] * (up if len(up) == 1 else up[rows])).add_(ROUNDING)
+        q = x[rows] * (up if len(up) == 1 else up[rows])
         if unit == FLOAT64:
-            digits[0][rows] = q.sub_(ROUNDING)
+            digits[0][rows] = q.round_()
             continue
-        bits = q.view(torch.int32).sub_(_OFFSET - _DIGITS).bitwise_xor_(_DIGITS)
+        bits = q.add_(ROUNDING).view(torch.int32).sub_(_OFFSET - _DIGITS).bitwise_xor_(_DIGITS)
         for digit in digits:
             digit[rows] = bits  # its lowest eight bits
             bits.bitwise_right_shift_(8)
@@ -146,20 +146,34 @@ def sum_of_products(factors: Iterable[tuple[Tensor, Tensor]], k: int) -> Tensor:
         (..., m, n) float64, as `product` does.
     """
     total: Tensor | None = None
+    block: Tensor | None = None
+    terms = 0  # of the block
     for a, b in factors:
         for start in range(0, a.shape[-1], BLOCK):
-            part = _exact(a[..., start : start + BLOCK], b[..., start : start + BLOCK, :])
-            # Sums of blocks may need more than 53 bits, so they are added in int64.
-            part = part.long() if k > BLOCK else part
-            total = part if total is None else total.add_(part)
-    assert total is not None
-    return total.double()
+            left, right = a[..., start : start + BLOCK], b[..., start : start + BLOCK, :]
+            terms += left.shape[-1]
+            if block is not None and terms > BLOCK:
+                # Sums of blocks may need more than 53 bits, so they are added in int64.
+                total = block.long() if total is None else total.add_(block.long())
+                block, terms = None, left.shape[-1]
+            block = _add_product(block, left, right)
+    assert block is not None
+    # The sum of products that are all -0 is -0 or +0, by library; adding 0 makes it +0.
+    return block.add_(0.0) if total is None else total.add_(block.long()).double()
 
 
-def _exact(a: Tensor, b: Tensor) -> Tensor:
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """Add the product of encoded factors to sums, in place."""
     if a.dtype == torch.float64:
-        # The sum of products that are all -0 is -0 or +0, by library; adding 0 makes it +0.
-        return torch.matmul(a.squeeze(-2), b.squeeze(-3)).add_(0.0)
+        a, b = a.squeeze(-2), b.squeeze(-3)
+        if total is None:
+            return torch.matmul(a, b)
+        return total.addmm_(a, b) if a.dim() == 2 else total.baddbmm_(a, b)
+    product = _of_int8(a, b)
+    return product if total is None else total.add_(product)
+
+
+def _of_int8(a: Tensor, b: Tensor) -> Tensor:
     k, n = b.shape[-2:]
     # [a0 a1 a2] and [b2; b1; b0]
     a, b, size = a.reshape(-1, INT8 * k), b.reshape(INT8 * k, n), (*a.shape[:-2], n)

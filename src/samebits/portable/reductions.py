@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from samebits.portable.functions import exp, exp64, log64, logaddexp, rsqrt, sqrt
-from samebits.portable.grid import exact_sum, over
+from samebits.portable.grid import exact_sum, over, sum_of_squares
 from samebits.portable.pooling import scatter_sum
 
 Dims = int | Sequence[int] | None
@@ -66,7 +66,10 @@ def norm(
     """Norms 1, 2 and infinity."""
     x, dims = x.to(dtype or x.dtype), dims_of(x, dim)
     if p == 2:
-        return sqrt(exact_sum(x.double() * x.double(), dims, keepdim=keepdim).to(x.dtype))
+        if len(dims) == x.dim() and not keepdim:
+            return sqrt(sum_of_squares(x).to(x.dtype))
+        wide = x.double()
+        return sqrt(exact_sum(wide * wide, dims, keepdim=keepdim).to(x.dtype))
     if p == 1:
         return exact_sum(x.abs(), dims, keepdim=keepdim).to(x.dtype)
     if math.isinf(p):
@@ -93,10 +96,8 @@ def batch_norm(
         return _scaled(x - _wide(center, x.dim()), inverse, weight, bias), empty, empty
     dims = [i for i in range(x.dim()) if i != 1]
     n = x.numel() // x.shape[1]
-    center = over(exact_sum(x, dims), n).float()
-    deviation = x - _wide(center, x.dim())
-    variance = over(exact_sum(deviation * deviation, dims), n)
-    inverse = rsqrt(variance.float() + eps)
+    deviation, *statistics, inverse = _statistics(x, dims, eps)
+    center, variance, inverse = (each.view(-1) for each in (*statistics, inverse))
     for running, new in (
         (running_mean, center),
         (running_var, (variance * (n / max(n - 1, 1))).float()),
@@ -106,12 +107,20 @@ def batch_norm(
     return _scaled(deviation, inverse, weight, bias), center, inverse
 
 
+def _statistics(x: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, ...]:
+    """Deviations from the mean over dimensions; the mean, the float64 variance and 1 / its root, of size 1 there."""
+    n = math.prod(x.shape[dim] for dim in dims)
+    center = over(exact_sum(x, dims, keepdim=True), n).float()
+    deviation = x - center
+    variance = over(exact_sum(deviation * deviation, dims, keepdim=True), n)
+    return deviation, center, variance, rsqrt(variance.float() + eps)
+
+
 def _scaled(
     deviation: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    scale = inverse if weight is None else inverse * weight
-    result = deviation.mul_(_wide(scale, deviation.dim()))
-    return result if bias is None else result.add_(_wide(bias, deviation.dim()))
+    scale = _wide(inverse if weight is None else inverse * weight, deviation.dim())
+    return _affine(deviation, scale, None if bias is None else _wide(bias, deviation.dim()))
 
 
 def batch_norm_backward(
@@ -147,14 +156,14 @@ def layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize over the last dimensions."""
     dims = list(range(x.dim() - len(shape), x.dim()))
-    n = math.prod(shape)
-    center = over(exact_sum(x, dims, keepdim=True), n).float()
-    deviation = x - center
-    inverse = rsqrt(over(exact_sum(deviation * deviation, dims, keepdim=True), n).float() + eps)
-    result = deviation.mul_(inverse)
-    if weight is not None:
-        result = result.mul_(weight)
-    return result if bias is None else result.add_(bias), center, inverse
+    deviation, center, _, inverse = _statistics(x, dims, eps)
+    return _affine(deviation.mul_(inverse), weight, bias), center, inverse
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """x * weight + bias, in place."""
+    x = x if weight is None else x.mul_(weight)
+    return x if bias is None else x.add_(bias)
 
 
 def layer_norm_backward(
@@ -189,11 +198,8 @@ def group_norm(
     """Normalize (N, C, ...) over groups of channels."""
     flat = x.reshape(n, groups, c // groups * size)
     normal, center, inverse = layer_norm(flat, flat.shape[2:], None, None, eps)
-    result = normal.view(n, c, size)
-    if weight is not None:
-        result = result.mul_(weight.view(1, c, 1))
-    if bias is not None:
-        result = result.add_(bias.view(1, c, 1))
+    weight, bias = (None if each is None else each.view(1, c, 1) for each in (weight, bias))
+    result = _affine(normal.view(n, c, size), weight, bias)
     return result.view(x.shape), center.view(n, groups), inverse.view(n, groups)
 
 
@@ -249,16 +255,22 @@ def softmax_backward(g: Tensor, result: Tensor, dim: int, dtype: torch.dtype) ->
     return ((g - exact_sum(g * result, (dim,), keepdim=True).float()) * result).to(dtype)
 
 
+def _classes(
+    x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
+) -> tuple[int, Tensor, Tensor, Tensor]:
+    """The dimension of classes, which targets count, their places in it, and their weights."""
+    dim = 0 if x.dim() == 1 else 1
+    is_used = target != ignore_index
+    place = torch.where(is_used, target, 0).unsqueeze(dim)
+    weights = torch.ones_like(x.select(dim, 0)) if weight is None else weight[place.squeeze(dim)]
+    return dim, is_used, place, weights * is_used
+
+
 def nll_loss(
     x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
     """Negative log likelihood of (N, C) or (C,), or of (N, C, H, W), with the sum of the weights."""
-    classes = 0 if x.dim() == 1 else 1
-    is_used = target != ignore_index
-    place = torch.where(is_used, target, 0).unsqueeze(classes)
-    weights = (
-        torch.ones_like(x.select(classes, 0)) if weight is None else weight[place.squeeze(classes)]
-    ) * is_used
+    classes, is_used, place, weights = _classes(x, target, weight, ignore_index)
     losses = torch.where(is_used, -x.gather(classes, place).squeeze(classes) * weights, 0.0)
     if reduction == 0:
         return losses, x.new_zeros(())
@@ -278,12 +290,7 @@ def nll_loss_backward(
     total: Tensor,
 ) -> Tensor:
     """Return the gradient of `nll_loss`'s argument."""
-    classes = 0 if x.dim() == 1 else 1
-    is_used = target != ignore_index
-    place = torch.where(is_used, target, 0).unsqueeze(classes)
-    weights = (
-        torch.ones_like(x.select(classes, 0)) if weight is None else weight[place.squeeze(classes)]
-    ) * is_used
+    classes, is_used, place, weights = _classes(x, target, weight, ignore_index)
     each = -g * weights / total if reduction == 1 else -g * weights
     each = torch.where(is_used, each, 0.0)
     return torch.zeros_like(x).scatter(classes, place, each.unsqueeze(classes))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -240,10 +241,25 @@ def _randperm(n: int, *, generator: torch.Generator | None = None, **options: An
     )
 
 
+def _named(module: ModuleType, names: str) -> dict[str, Callable[..., Any]]:
+    """Functions of a module that are named as the operations."""
+    return {name: getattr(module, name) for name in names.split()}
+
+
 _FORMS: dict[str, Callable[..., Any]] = {
+    **_named(
+        elementwise,
+        """
+        addcmul addcdiv sigmoid_backward tanh_backward gelu gelu_backward silu_backward mse_loss
+        mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward
+        binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits elu
+        elu_backward hardsigmoid hardsigmoid_backward hardswish_backward mish_backward
+        """,
+    ),
+    **_named(functions, "logaddexp exp expm1 log log1p sqrt rsqrt sin cos erf sigmoid tanh"),
+    **_named(pooling, "embedding_dense_backward index_add scatter_add index_put"),
+    **_named(images, "grid_sampler_2d grid_sampler_2d_backward"),
     "rsub.Tensor rsub.Scalar": lambda x, y, alpha=1: y - (x if alpha == 1 else x * alpha),
-    "addcmul": elementwise.addcmul,
-    "addcdiv": elementwise.addcdiv,
     "lerp.Scalar lerp.Tensor": elementwise.lerp,
     "mm bmm": matmul,
     "convolution convolution_overrideable": convolution,
@@ -273,7 +289,6 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "bincount": lambda *_, **__: (
         NotImplemented
     ),  # of whole numbers it is portable, of weights it is not
-    "logaddexp": functions.logaddexp,
     "logsumexp": _logsumexp,
     "native_batch_norm _native_batch_norm_legit": reductions.batch_norm,
     "_native_batch_norm_legit.no_stats": lambda x, weight, bias, training, momentum, eps: (
@@ -291,60 +306,23 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "_log_softmax_backward_data": reductions.log_softmax_backward,
     "nll_loss_forward nll_loss2d_forward": reductions.nll_loss,
     "nll_loss_backward nll_loss2d_backward": reductions.nll_loss_backward,
-    "mse_loss": elementwise.mse_loss,
-    "mse_loss_backward": elementwise.mse_loss_backward,
-    "smooth_l1_loss": elementwise.smooth_l1,
-    "smooth_l1_loss_backward": elementwise.smooth_l1_backward,
-    "huber_loss": elementwise.huber,
-    "huber_loss_backward": elementwise.huber_backward,
-    "binary_cross_entropy": elementwise.bce,
-    "binary_cross_entropy_backward": elementwise.bce_backward,
-    "binary_cross_entropy_with_logits": elementwise.bce_with_logits,
-    "exp": functions.exp,
     "exp2": lambda x: functions.exp(x.double() * floats.log(2)).to(x.dtype),
-    "expm1": functions.expm1,
-    "log": functions.log,
     "log2": lambda x: over(functions.log(x.double()), floats.log(2)).to(x.dtype),
     "log10": lambda x: over(functions.log(x.double()), floats.log(10)).to(x.dtype),
-    "log1p": functions.log1p,
-    "sqrt": functions.sqrt,
-    "rsqrt": functions.rsqrt,
     "pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar": functions.power,
-    "sin": functions.sin,
-    "cos": functions.cos,
-    "erf": functions.erf,
-    "sigmoid": functions.sigmoid,
-    "sigmoid_backward": elementwise.sigmoid_backward,
-    "tanh": functions.tanh,
-    "tanh_backward": elementwise.tanh_backward,
-    "gelu": elementwise.gelu,
-    "gelu_backward": elementwise.gelu_backward,
     "silu": lambda x: x * functions.sigmoid(x),
-    "silu_backward": elementwise.silu_backward,
     **FORMULAS,
-    "elu": elementwise.elu,
-    "elu_backward": elementwise.elu_backward,
-    "hardsigmoid": elementwise.hardsigmoid,
-    "hardsigmoid_backward": elementwise.hardsigmoid_backward,
     "hardswish": lambda x: x * elementwise.hardsigmoid(x),
-    "hardswish_backward": elementwise.hardswish_backward,
     "mish": lambda x: x * functions.tanh(functions.softplus(x)),
-    "mish_backward": elementwise.mish_backward,
     "log_sigmoid_forward": lambda x: (-functions.softplus(-x), x.new_empty(0)),
     "log_sigmoid_backward": lambda g, x, buffer: g * functions.sigmoid(-x),
     "_prelu_kernel": lambda x, weight: torch.where(x > 0, x, x * weight),
     "_prelu_kernel_backward": elementwise.prelu_backward,
     **pooling.POOLING,
-    "embedding_dense_backward": pooling.embedding_dense_backward,
-    "index_add": pooling.index_add,
-    "scatter_add": pooling.scatter_add,
-    "index_put": pooling.index_put,
     "_index_put_impl": lambda x, indices, values, accumulate=False, unsafe=False: pooling.index_put(
         x, indices, values, accumulate
     ),
     **images.RESIZING,
-    "grid_sampler_2d": images.grid_sampler_2d,
-    "grid_sampler_2d_backward": images.grid_sampler_2d_backward,
     "torchvision::roi_align": images.roi_align,
     "torchvision::_roi_align_backward": images.roi_align_backward,
     "torchvision::nms": images.nms,
