@@ -33,8 +33,6 @@ _IMPORTED = (
     "samebits.launch.worker",
     "samebits.engine.loop",
     "samebits.recipes.catalog",
-    "matplotlib.backends.backend_agg",
-    "matplotlib.figure",
     "torch.utils.tensorboard",
 )
 # What `samebits` sets for the fork server of any run with one thread a process.

@@ -1,6 +1,6 @@
 """Optional packages: the extras of the distribution, and the error for one that is not installed.
 
-The core needs torch, numpy and little else. What a recipe, an export or a chart needs beside that is an extra in
+The core needs torch, numpy and little else. What a recipe or an export needs beside that is an extra in
 pyproject.toml; tests/house/test_extras.py compares both.
 """
 
@@ -23,7 +23,7 @@ EXTRAS = {
     "sign": ("cryptography", "securesystemslib"),
     "text": ("cv2", "rapidfuzz", "simplejpeg"),
     "timm": ("timm",),
-    "trackers": ("matplotlib", "tensorboard"),
+    "trackers": ("tensorboard",),
 }
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import stat
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 MAX_BYTES = 64 * 1024 * 1024
 MAX_MEMORY_BYTES = 512 * 1024 * 1024
+MAX_TEXT = 300  # characters of a name or value that is shown
 # Memory of Python's objects, in bytes: of a value in a list, and in addition of a list and of an object.
 _BYTES_OF = ((b",", 64), (b"[", 64), (b"{", 256))
 
@@ -100,6 +102,25 @@ def parse_json(content: bytes, max_memory_bytes: int | None = None) -> Any:
         return json.loads(content)
     except RecursionError:
         raise ValueError("lists or objects are nested too deeply") from None
+
+
+def number(value: object) -> float | None:
+    """Return a JSON number as a float; None if it is none, not finite, or beyond the range of a float."""
+    # True is an int for isinstance.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        converted = float(value)
+    # JSON allows integers of any length.
+    except OverflowError:
+        return None
+    return converted if math.isfinite(converted) else None
+
+
+def shorten(value: object, num_chars: int = MAX_TEXT) -> str:
+    """Return a value as text of limited length."""
+    full = str(value)
+    return full if len(full) <= num_chars else f"{full[: num_chars - 1]}…"
 
 
 def short_path(path: Path) -> str:

@@ -46,7 +46,8 @@ def test_the_run_folder_holds_all_of_a_run(digits: Path) -> None:
     there = {str(path.relative_to(digits)) for path in digits.rglob("*")}
     for name in (
         "config.yaml", "config.diff.yaml", "environment.json", "metrics.jsonl", "result.json", "weights.safetensors",
-        "checkpoints/step-000069/manifest.json", "logs/rank-0.log", "pictures/confusion.png", "pictures/curves.png",
+        "checkpoints/step-000069/manifest.json", "logs/rank-0.log", "pictures/confusion.png",
+        "pictures/loss.svg", "pictures/metric.svg",
         "pictures/train_samples.png",
     ):  # fmt: skip
         assert name in there

@@ -9,10 +9,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from samebits.plain_file import shorten
 from samebits.provenance.same_run import is_free
 from samebits.report.format import duration, metric_name, metric_value
 from samebits.report.format import share as format_share
-from samebits.run_views.files import plain_text, shorten
+from samebits.run_views.files import plain_text
 from samebits.run_views.history import RunHistory
 from samebits.run_views.table import STYLES, cut, group_by_setting, one_line, seed_lines
 

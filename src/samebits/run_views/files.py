@@ -1,17 +1,15 @@
 """Read of the files of a run folder, which may be a stranger's: regular files only, limited sizes, JSON only."""
 
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from samebits.plain_file import open_plain, parse_json, read_plain
+from samebits.plain_file import number, open_plain, parse_json, read_plain, shorten
 
 _MAX_JSON_BYTES = 4 * 1024 * 1024
 _MAX_JSON_MEMORY_BYTES = 64 * 1024 * 1024
 _MAX_STEP = 1 << 53
-MAX_TEXT = 300  # characters of a name or value that is shown
 
 
 def read_object(path: Path, max_bytes: int = _MAX_JSON_BYTES) -> dict[str, Any]:
@@ -40,19 +38,6 @@ def read_part(path: Path, num_bytes: int, *, is_end: bool) -> bytes:
         return b""
 
 
-def number(value: object) -> float | None:
-    """Return a JSON number as a float; None if it is none, not finite, or beyond the range of a float."""
-    # True is an int for isinstance.
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        converted = float(value)
-    # JSON allows integers of any length.
-    except OverflowError:
-        return None
-    return converted if math.isfinite(converted) else None
-
-
 def count(value: object) -> int:
     """Return a JSON number as a count of steps or processes; 0 if it is none."""
     found = number(value)
@@ -62,12 +47,6 @@ def count(value: object) -> int:
 def text(value: object) -> str:
     """Return a JSON string, shortened; empty if it is none."""
     return shorten(value) if isinstance(value, str) else ""
-
-
-def shorten(value: object, num_chars: int = MAX_TEXT) -> str:
-    """Return a value as text of limited length."""
-    full = str(value)
-    return full if len(full) <= num_chars else f"{full[: num_chars - 1]}…"
 
 
 def plain_text(value: Any) -> str:

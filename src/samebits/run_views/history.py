@@ -1,9 +1,6 @@
 """All that a run folder has on a run, read for a comparison or a report."""
 
-import csv
 import io
-import re
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,108 +9,20 @@ from typing import Any
 from samebits.config import document
 from samebits.config.given import flat
 from samebits.errors import SamebitsError
-from samebits.plain_file import parse_json
+from samebits.plain_file import number, parse_json, shorten
 from samebits.provenance.run_files import over_worlds
+from samebits.report.chart import Curves
 from samebits.report.records import FILE_NAME
-from samebits.run_views.files import count, number, numbers, read_object, read_part, shorten, text
+from samebits.run_views.files import count, numbers, read_object, read_part, text
 from samebits.run_views.summary import Event, RunSummary, read_events, read_summary
 
-# The curves of a run: its records by kind and name, thinned while they are collected.
-#
-# They are read within limits: a run may be appending to `metrics.jsonl`, and the run folder may be a stranger's.
+# The records are read within limits: a run may be appending to `metrics.jsonl`, and the run folder may be a stranger's.
 
 
-MAX_POINTS = 1000  # of a curve: more than a screen has columns
-_MAX_CURVES = 200
-_NO_VALUES = ("kind", "step", "epoch")
-KINDS = ("train", "eval", "ranks")
-_RANK = re.compile(r"rank_(\d{1,4})_ms")
 _MAX_FILE_BYTES = 256 * 1024 * 1024
 _MAX_RECORDS = 500_000  # of a file: about 500 MB of memory and 10 s
 _MAX_LINE_BYTES = 256 * 1024
 _MAX_LINE_MEMORY_BYTES = 4 * 1024 * 1024
-
-
-@dataclass
-class Curve:
-    """Values of one name over the epochs of a run.
-
-    Neighbors are averaged once there are too many, so that a run of any length takes little memory.
-    """
-
-    #: Epochs done, with a fraction inside an epoch.
-    epochs: list[float] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)  #: Steps done.
-    values: list[float] = field(default_factory=list)  #: The values.
-    _every: int = 1
-    _pending: list[float] = field(default_factory=list)
-    last: float | None = None
-
-    def add(self, step: int, epoch: float, value: float) -> None:
-        """Append a value."""
-        self.last = value
-        self._pending.append(value)
-        if len(self._pending) < self._every:
-            return
-        self.epochs.append(epoch)
-        self.steps.append(step)
-        self.values.append(sum(self._pending) / len(self._pending))
-        self._pending = []
-        if len(self.values) >= 2 * MAX_POINTS:
-            # In pairs: the mean of both, at the later one's position.
-            self.values = [
-                (a + b) / 2 for a, b in zip(self.values[::2], self.values[1::2], strict=True)
-            ]
-            self.epochs = self.epochs[1::2]
-            self.steps = self.steps[1::2]
-            self._every *= 2
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-
-class Curves:
-    """All curves of a run, from its records."""
-
-    def __init__(self, records: Iterable[Mapping[str, Any]]) -> None:
-        #: (kind of the record, name of the value) -> curve.
-        self.by_name: dict[tuple[str, str], Curve] = {}
-        for record in records:
-            if record["kind"] not in KINDS:
-                continue
-            for name, value in record.items():
-                if name in _NO_VALUES or (converted := number(value)) is None:
-                    continue
-                key = (record["kind"], shorten(name, 80))
-                curve = self.by_name.get(key)
-                if curve is None:
-                    if len(self.by_name) >= _MAX_CURVES:
-                        continue
-                    curve = self.by_name[key] = Curve()
-                curve.add(record["step"], record["epoch"], converted)
-
-    def get(self, kind: str, name: str) -> Curve:
-        """Return a curve; an empty one if there is none."""
-        return self.by_name.get((kind, name), Curve())
-
-    def names(self, kind: str) -> list[str]:
-        """Return the names of the values of a kind of records, in the order of the records."""
-        return [name for each, name in self.by_name if each == kind]
-
-    def ranks(self) -> dict[int, Curve]:
-        """Return the step time of each rank in milliseconds, by rank."""
-        found = {
-            int(match[1]): name for name in self.names("ranks") if (match := _RANK.fullmatch(name))
-        }
-        return {rank: self.get("ranks", found[rank]) for rank in sorted(found)}
-
-    @property
-    def last_step(self) -> tuple[int, float]:
-        """The last step with a record, and its epoch."""
-        points = [
-            (curve.steps[-1], curve.epochs[-1]) for curve in self.by_name.values() if len(curve)
-        ]
-        return max(points, default=(0, 0.0))
 
 
 def read_curve_records(run: Path) -> tuple[list[dict[str, Any]], bool]:
@@ -138,17 +47,8 @@ def read_curve_records(run: Path) -> tuple[list[dict[str, Any]], bool]:
 
 
 _MAX_CLASSES = 200
-_MAX_CSV_BYTES = 1024 * 1024
 _MAX_NAMES = 200  # of versions or digests
 _MAX_INFO_BYTES = 64 * 1024 * 1024  # it may list each file of the dataset
-
-
-@dataclass
-class Confusion:
-    """A confusion matrix."""
-
-    labels: list[str]  #: Names of the classes.
-    counts: list[list[int]]  #: Number of samples as `counts[ground truth][prediction]`.
 
 
 @dataclass
@@ -250,35 +150,6 @@ def read_history(run: Path) -> RunHistory:
             shorten(name, 80) for name in classes[:_MAX_CLASSES] if isinstance(name, str)
         ]
     return found
-
-
-def read_confusion(run: Path) -> Confusion | None:
-    """Return the confusion matrix of the last evaluation, from `pictures/confusion.csv`; None if there is none."""
-    content = read_part(run / "pictures" / "confusion.csv", _MAX_CSV_BYTES, is_end=False)
-    try:
-        rows = list(csv.reader(io.StringIO(content.decode("utf-8", "replace"))))[: _MAX_CLASSES + 1]
-    except csv.Error:
-        return None
-    if (
-        len(rows) < 3 or len(rows[0]) != len(rows) + 2
-    ):  # ground truth, samples, correct, and a column for each class
-        return None
-    labels = [shorten(row[0], 80) for row in rows[1:] if len(row) == len(rows[0])]
-    counts = [
-        [count(_whole(cell)) for cell in row[3:]] for row in rows[1:] if len(row) == len(rows[0])
-    ]
-    return (
-        Confusion(labels, counts)
-        if labels and all(len(row) == len(labels) for row in counts)
-        else None
-    )
-
-
-def _whole(cell: str) -> float | None:
-    try:
-        return number(float(cell)) if len(cell) < 20 else None
-    except ValueError:
-        return None
 
 
 def _texts(values: object) -> dict[str, str]:

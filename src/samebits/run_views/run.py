@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 from samebits.errors import ConfigError, printable
 from samebits.extras import is_installed, pip_line
+from samebits.plain_file import number
 from samebits.report.records import History
-from samebits.run_views.files import number, read_object
+from samebits.run_views.files import read_object
 from samebits.run_views.summary import RunSummary, check_run, read_summaries, read_summary
 from samebits.run_views.table import parse_condition, select
 

@@ -20,9 +20,9 @@ import psutil
 from samebits.config import document
 from samebits.config.given import flat
 from samebits.errors import CheckpointError, ConfigError, SamebitsError, cannot_read
-from samebits.plain_file import parse_json, read_plain
+from samebits.plain_file import number, parse_json, read_plain, shorten
 from samebits.report.records import FILE_NAME as RECORDS
-from samebits.run_views.files import count, number, numbers, read_object, read_part, shorten, text
+from samebits.run_views.files import count, numbers, read_object, read_part, text
 from samebits.scratch import is_running
 from samebits.storage.run_folder import check_utf8, is_published, no_run, write_atomically
 from samebits.storage.run_lock import LOCK, OWNER

@@ -98,16 +98,17 @@ def test_samples_that_can_not_be_drawn_are_logged_and_the_run_continues(
     assert "the training samples could not be drawn" in caplog.text
 
 
-def test_loss_curves_are_drawn_from_the_second_evaluation_on(folder: RunFolder, tmp_path: Path) -> None:
+def test_loss_curves_are_drawn_and_the_metric_s_from_the_second_evaluation_on(
+    folder: RunFolder, tmp_path: Path
+) -> None:
     short = RunFolder(tmp_path / "short")
     short.open()
     run(job_of(None, epochs=1), short)
     short.close()
-    assert not (short.pictures / "curves.png").exists()
+    assert [path.name for path in short.pictures.iterdir()] == ["loss.svg"]
 
     run(job_of(None, epochs=2), folder)
-    assert (folder.pictures / "curves.png").is_file()
+    assert sorted(path.name for path in folder.pictures.iterdir()) == ["loss.svg", "metric.svg"]
     events = EventAccumulator(str(folder.path / "tensorboard"))
     events.Reload()
-    assert events.Tags()["images"] == ["curves"]
     assert "_hparams_/session_start_info" in events.PluginTagToContent("hparams")

@@ -65,10 +65,6 @@ def poison(run: Path, text: str) -> Path:
     warning = log_line(6, "WARNING", plain) + log_line(7, "ERROR", f"ended by X\n{plain}")
     (run / "logs/rank-0.log").write_text((run / "logs/rank-0.log").read_text() + warning)
     (run / "pictures").mkdir(exist_ok=True)
-    quoted = plain.replace('"', '""').replace("\x00", "").replace("\r", "")
-    (run / "pictures/confusion.csv").write_text(
-        f'ground truth,samples,correct,predicted a,predicted b\n"{quoted}",2,1,1,1\n"{quoted}",2,1,1,1\n'
-    )
     name = plain.replace("/", "_").replace("\x00", "")[:60].encode()[:200].decode(errors="ignore")
     (run / "pictures" / f"{name}.png").write_bytes(png())
     return run

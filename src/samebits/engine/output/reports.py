@@ -414,21 +414,10 @@ class Reports:
         pictures = self._folder.pictures
         try:
             self._background.join()
-            train, evaluations = (
-                read_records(self._folder.path, kind) for kind in ("train", "eval")
-            )
-            # One point is no curve, and short runs need not wait for matplotlib.
-            if len(evaluations) > 1 and is_installed("matplotlib"):
-                from samebits.report.chart import draw_curves
+            # Late: only rank 0 needs jinja2, and only now.
+            from samebits.report.chart import draw_curves
 
-                name = self._folder.path.name
-                draw_curves(
-                    train,
-                    evaluations,
-                    pictures / "curves.png",
-                    monitor=job.parts.monitor,
-                    name=name,
-                )
+            draw_curves(read_records(self._folder.path), pictures, job.parts.monitor)
             if job.parts.draw is not None:
                 job.parts.draw(metric, job.eval_data, pictures)
             records.show(pictures, job.progress.step)

@@ -199,7 +199,7 @@ def _tensorboard(quoted: str) -> str:
     """Return the command that shows the run's TensorBoard files, or the one that installs what writes them."""
     if is_installed("tensorboard"):
         return f"tensorboard --logdir {quoted}"
-    return f"{pip_line('trackers')}  (TensorBoard files and loss curves of later runs)"
+    return f"{pip_line('trackers')}  (TensorBoard files of later runs)"
 
 
 def _compute(job: Job) -> str:

@@ -14,17 +14,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined  # a requirement of torch
+from jinja2 import Environment
 from markupsafe import Markup
 
-from samebits.errors import CheckpointError, cannot_write_result, printable
+from samebits.errors import CheckpointError, cannot_write_result
 from samebits.plain_file import read_plain
+from samebits.report.chart import NUM_COLORS, ChartLine, chart, mean_line, templates
 from samebits.report.format import clock, duration, metric_name, metric_value
 from samebits.run_views.compare import SECTIONS, Comparison, compare, metric_names
 from samebits.run_views.files import plain_text
 from samebits.run_views.history import RunHistory
-from samebits.run_views.page.chart import NUM_COLORS, Budget, ChartLine, chart, mean_line
-from samebits.run_views.page.sections import run_values
+from samebits.run_views.page.sections import Budget, run_values
 from samebits.run_views.summary import RunSummary
 from samebits.run_views.table import (
     TITLE,
@@ -37,7 +37,7 @@ from samebits.run_views.table import (
 from samebits.storage.run_folder import check_target, write_atomically
 from samebits.version import __version__
 
-# Fill the templates of pages. Texts of strangers are escaped where a template writes them.
+# Fill the templates of pages.
 
 
 def render(template: str, **values: Any) -> str:
@@ -51,16 +51,7 @@ def render(template: str, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("samebits.run_views.page", ""),
-        autoescape=True,
-        # HTML has no form for control characters; changes of the text direction could hide a part of a line.
-        finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        # A misspelled name is an error, not an empty text.
-        undefined=StrictUndefined,
-    )
+    environment = templates("samebits.run_views.page")
     # NaN is no JSON: the browser would refuse all data of the page.
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     used = (clock, cut, duration, metric_name, metric_value, plain_text, when)

@@ -1,32 +1,19 @@
 """HTML of runs for the cells of a notebook, and charts as SVG files for a paper."""
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from samebits.report.chart import ChartLine, Curves, figure, file_name
+from samebits.report.chart import chart as make_chart
 from samebits.report.format import metric_name, metric_value
 from samebits.run_views.compare import compare
-from samebits.run_views.history import Curves, RunHistory, read_curve_records
+from samebits.run_views.history import RunHistory, read_curve_records
 from samebits.run_views.page.build import check_page, comparison_charts, render, write_page
-from samebits.run_views.page.chart import ChartLine
-from samebits.run_views.page.chart import chart as make_chart
 from samebits.run_views.page.sections import run_charts
 from samebits.run_views.summary import RunSummary
 from samebits.run_views.table import metric_text, step_text
 
 # The charts of a page as SVG files for a paper.
-
-
-# Points: as wide as a column of most papers.
-_WIDTH = 252
-_PLOT_HEIGHT = 140
-_TOP = 18
-_LEFT = 42
-_RIGHT = 8
-_LINE = 12
-# Those of page.css on a light background.
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#b8488a", "#b98200", "#6a51c7", "#2f9fd8", "#5c6672")
 
 
 def figures(runs: Sequence[RunHistory]) -> dict[str, str]:
@@ -42,7 +29,7 @@ def figures(runs: Sequence[RunHistory]) -> dict[str, str]:
         )
     found: dict[str, str] = {}
     for chart in charts:
-        name = re.sub(r"[^a-z0-9]+", "-", chart["title"].lower()).strip("-")[:60] or "chart"
+        name = file_name(chart["title"])
         # Names of metrics are of unknown origin, and two may differ only in signs that a file name leaves out.
         found[f"{name}.svg" if f"{name}.svg" not in found else f"{name}-{len(found)}.svg"] = figure(
             chart
@@ -60,37 +47,6 @@ def write_figures(drawn: Mapping[str, str], folder: Path) -> None:
         check_page(folder / name)
     for name, text in drawn.items():
         write_page(text, folder / name)
-
-
-def figure(chart: dict[str, Any], *, ink: str = "#000") -> str:
-    """Draw a chart as SVG on no background, with texts and axes of a color."""
-    width = _WIDTH - _LEFT - _RIGHT
-    height = _TOP + _PLOT_HEIGHT + 30
-    has_legend = len(chart["lines"]) > 1
-    lines = []
-    for index, line in enumerate(chart["lines"]):
-        # A page stretches its lines; here, they are moved, since not all programs keep the width of a stretched stroke.
-        moved = {}
-        for part in ("points", "band"):
-            places = (map(float, point.split(",")) for point in line[part])
-            moved[part] = [
-                f"{_LEFT + width * x / chart['size'][0]:.2f},{_TOP + _PLOT_HEIGHT * y / chart['size'][1]:.2f}"
-                for x, y in places
-            ]
-        legend_y = height + _LINE * (index + 1) - 4 if has_legend else 0
-        lines.append({**line, **moved, "color": _COLORS[line["color"]], "legend_y": legend_y})
-    return render(
-        "figure.svg",
-        chart=chart,
-        ink=ink,
-        lines=lines,
-        width=_WIDTH,
-        height=height + (_LINE * len(lines) if has_legend else 0),
-        left=_LEFT,
-        top=_TOP,
-        plot_width=width,
-        plot_height=_PLOT_HEIGHT,
-    ).lstrip()
 
 
 # Show runs as HTML for the cells of a notebook: a table, and a run with its curves. Texts are escaped as in a report.

@@ -1,22 +1,23 @@
-"""The values of a page on one run, for its template."""
+"""The values of a page on one run, for its template: charts, images, times, events and tables."""
 
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from samebits.plain_file import read_plain
 from samebits.provenance.same_run import is_free
+from samebits.report.chart import NUM_COLORS, ChartLine, Curves, chart
 from samebits.report.format import SHARE, duration, metric_name, metric_value
+from samebits.report.format import share as format_share
 from samebits.run_views.compare import is_sample, metric_names
 from samebits.run_views.files import plain_text
-from samebits.run_views.history import Curves, RunHistory, read_confusion
-from samebits.run_views.page.chart import (
-    NUM_COLORS,
-    Budget,
-    ChartLine,
-    chart,
-    event_line,
-    matrix,
-    pictures,
-    time_parts,
-)
+from samebits.run_views.history import RunHistory
+from samebits.run_views.summary import Event, Kind
 from samebits.run_views.table import step_text
 
 _MAX_CHARTS = 16
@@ -31,8 +32,7 @@ Charts = list[dict[str, Any]]
 
 def run_values(run: RunHistory, budget: Budget) -> dict[str, Any]:
     """Return all that `run.html.j2` shows of a run, with images as the budget allows."""
-    confusion = read_confusion(run.summary.path)
-    images, num_left_out = pictures(run.summary.path, budget, has_matrix=confusion is not None)
+    images, num_left_out = pictures(run.summary.path, budget)
     hashes = {
         "weights, SHA-256": run.summary.weights_sha256,
         "chain of all steps": run.hashes.get("chain", ""),
@@ -49,7 +49,6 @@ def run_values(run: RunHistory, budget: Budget) -> dict[str, Any]:
         "curves": _curves(run),
         "pictures": images,
         "num_left_out": num_left_out,
-        "matrix": matrix(confusion) if confusion else None,
         "parts": time_parts(run),
         "speed": _speed(run),
         "events": event_line(run.events),
@@ -204,3 +203,179 @@ def _trained(run: RunHistory) -> list[tuple[str, str]]:
         ("skipped steps", f"{run.skipped:,}, not finite" if run.skipped else ""),
     ]
     return [row for row in rows if row[1] and "  " not in row[1]]
+
+
+# Where the time of a run went, and its events on a line.
+
+
+_MAX_LISTED = 120
+# Row of each kind on the line, from the top, its sign, and its name.
+_SIGNS: dict[Kind, tuple[int, str, str]] = {
+    "fault": (14, "M-6-6L6 6M6-6L-6 6", "fault"),
+    "warning": (14, "M0-6L6 5H-6Z", "warning"),
+    "stop": (14, "M-5-5H5V5H-5Z", "stop"),
+    "restart": (38, "M0-6L6 0L0 6L-6 0Z", "restart"),
+    "start": (38, "M-5-6L6 0L-5 6Z", "start"),
+    "done": (38, "M-6 0L-2 5L6-5", "complete"),
+    "evaluation": (38, "M0-6V6", "evaluation"),
+    "note": (38, "M0-2V2", "note"),
+}
+_LINES_ONLY = ("fault", "done", "evaluation", "note")
+
+
+def time_parts(run: RunHistory) -> list[dict[str, Any]]:
+    """Return the share of each part of the training time; nothing for a run without these times."""
+    seconds = run.seconds
+    training = run.training_s
+    if not training:
+        return []
+    waited = seconds.get("data_wait")
+    if waited is None:
+        waits = run.curves.get("train", "data_wait")
+        waited = training * sum(waits.values) / len(waits) if len(waits) else 0.0
+    parts = {"waiting for data": min(waited, training)}
+    whole = seconds.get("all", 0.0)
+    # Communication is measured since the last start: for a run of several starts, its share of the whole is unknown.
+    is_one_start = len([event for event in run.events if event.kind in ("start", "restart")]) <= 1
+    if is_one_start and whole >= training:
+        parts |= {
+            "communication": seconds.get("sending", 0.0),
+            "waiting for slower processes": seconds.get("rank_wait", 0.0),
+        }
+    computing = max(training - sum(parts.values()), 0.0)
+    name = (
+        "start, evaluation and checkpoints"
+        if is_one_start
+        else "starts, evaluation, checkpoints, repeated steps"
+    )
+    other = {name: whole - training} if whole > training else {}
+    shown = {
+        key: value for key, value in {"computing": computing, **parts, **other}.items() if value > 0
+    }
+    total = sum(shown.values())
+    at = 0.0
+    found = []
+    for key, value in shown.items():
+        share = 100 * value / total
+        place = {"start": f"{at:.3f}", "width": f"{share:.3f}"}
+        found.append({"name": key, "seconds": value, "share": format_share(share / 100), **place})
+        at += share
+    return found
+
+
+def event_line(events: Sequence[Event]) -> dict[str, Any] | None:
+    """Return the place of each event on a line of time, and those that are no evaluations for a table below it."""
+    known = [event for event in events if event.at > 0]
+    if not known:
+        return None
+    first = known[0].at
+    last = known[-1].at
+    span = (last - first) or 1.0
+    listed = [event for event in known if event.kind != "evaluation"]
+    note = (
+        f" The first {len(listed) - _MAX_LISTED:,} events are left out."
+        if len(listed) > _MAX_LISTED
+        else ""
+    )
+    num_evaluations = len(known) - len(listed)
+    summary = f"{num_evaluations:,} evaluation{'s' if num_evaluations != 1 else ''}, shown as short lines."
+    return {
+        "first": first,
+        "last": last,
+        "marks": [
+            (event, f"{2 + 96 * (event.at - first) / span:.2f}", _sign(event)) for event in known
+        ],
+        "listed": [(event, _sign(event)) for event in listed[-_MAX_LISTED:]],
+        "note": (summary if num_evaluations else "") + note,
+    }
+
+
+def _sign(event: Event) -> dict[str, Any]:
+    y, path, name = _SIGNS[event.kind]
+    return {"y": y, "path": path, "name": name, "is_line": event.kind in _LINES_ONLY}
+
+
+# Images of the last evaluation, inside the page.
+
+
+_TITLES = {
+    "train_samples": "Training samples after augmentation",
+    "confusion": "Confusion matrix",
+    "worst": "Validation samples with the largest loss",
+    "people": "Validation images with predictions",
+}
+_MAX_FILE_BYTES = 32 * 1024 * 1024
+_MAX_PIXELS = 40_000_000
+_PLAIN_BYTES = 200 * 1024  # a larger file is encoded again
+_MAX_SIZE_PX = 1400
+_MAX_PICTURES = 12
+
+
+class Budget:
+    """Bytes of images that a page may still take."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.left = num_bytes
+
+    def take(self, num_bytes: int) -> bool:
+        """Return whether so many bytes are left, and take them."""
+        if num_bytes > self.left:
+            return False
+        self.left -= num_bytes
+        return True
+
+
+def pictures(run: Path, budget: Budget) -> tuple[list[dict[str, Any]], int]:
+    """Return the images of a run, and how many are left out.
+
+    Args:
+        run, budget: The run folder, and the bytes of images that the page may still take.
+    """
+    found = []
+    num_left_out = 0
+    try:
+        names = sorted(
+            name
+            for name in os.listdir(run / "pictures")
+            if name.endswith(".png") and name != "curves.png"  # of an earlier version
+        )
+    except OSError:
+        names = []
+    for path in [run / "pictures" / name for name in names[:_MAX_PICTURES]]:
+        image = _encoded(path)
+        if image is None or not budget.take(len(image[0])):
+            num_left_out += 1
+            continue
+        title = _TITLES.get(path.stem, path.stem.replace("_", " ")[:100])
+        found.append({"title": title, "source": image[0], "width": image[1], "height": image[2]})
+    return found, num_left_out
+
+
+def _encoded(path: Path) -> tuple[str, int, int] | None:
+    """Return a PNG file as a data URI with its width and height; None if it is none."""
+    from PIL import Image
+
+    try:
+        content = read_plain(path, _MAX_FILE_BYTES)
+        kind = "png"
+        # By the PNG decoder only, whatever the content claims to be (ADR 28). The size is that of its header, before a
+        # decoder takes memory for so many pixels.
+        with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
+            if image.width * image.height > _MAX_PIXELS:
+                return None
+            shown: Image.Image = image
+            if len(content) > _PLAIN_BYTES:
+                shown = image.convert("RGB")
+                out = io.BytesIO()
+                shown.thumbnail((_MAX_SIZE_PX, 4 * _MAX_SIZE_PX))
+                shown.save(out, "WEBP", quality=85)
+                content = out.getvalue()
+                kind = "webp"
+    # Pillow raises SyntaxError for a damaged PNG file.
+    except (OSError, ValueError, SyntaxError, TypeError, Image.DecompressionBombError):
+        return None
+    return (
+        f"data:image/{kind};base64,{base64.b64encode(content).decode()}",
+        shown.width,
+        shown.height,
+    )
