@@ -84,7 +84,7 @@ def runs(
         console.say(f"no {what} in {one_line(str(folder))}")
         return
     keys = [condition.key for condition in conditions] + ([sort] if sort else [])
-    console.draw(runs_table(chosen, folder, columns, list(dict.fromkeys(keys))), wraps=False)
+    console.draw(runs_table(chosen, folder, columns, list(dict.fromkeys(keys))))
     for line in failure_lines(chosen):
         console.say(line)
 

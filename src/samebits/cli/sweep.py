@@ -172,7 +172,13 @@ def _print(
     as_json: bool,
 ) -> int:
     """Print the trials, best first; return the exit code."""
-    from samebits.run_views.table import failure_lines, group_by_setting, runs_table, seed_lines
+    from samebits.run_views.table import (
+        TITLE,
+        failure_lines,
+        group_by_setting,
+        runs_table,
+        seed_table,
+    )
     from samebits.sweeps.runner import ranked, read_trials
 
     trials = read_trials(folder, found, reasons)
@@ -188,9 +194,10 @@ def _print(
     rows = [trial.summary for trial in ranked(trials)]
     columns = table_columns()
     if rows:
-        console.draw(runs_table(rows, folder, columns, found.keys), wraps=False)
+        console.draw(runs_table(rows, folder, columns, found.keys))
     if groups:
-        console.say("\n".join(["", *seed_lines(groups, columns)]))
+        console.say(f"\n{TITLE}")
+        console.draw(seed_table(groups, columns))
     for line in failure_lines(rows):
         console.say(line)
     return 0

@@ -163,9 +163,9 @@ class Console:
         text.highlight_regex(r"(?m)^  \S+( \S+)*(?=  )", "dim")
         self._print(text)
 
-    def draw(self, renderable: RenderableType, *, wraps: bool = True) -> None:
+    def draw(self, renderable: RenderableType) -> None:
         """Write a table or a text with styles. The caller has replaced control characters in it."""
-        self._print(renderable, wraps=wraps)
+        self._print(renderable, wraps=True)
 
     def error(self, error: SamebitsError) -> None:
         """Write an error with its kind and its slots highlighted."""

@@ -15,7 +15,7 @@ from samebits.report.format import duration, metric_name, metric_value
 from samebits.report.format import share as format_share
 from samebits.run_views.files import plain_text
 from samebits.run_views.history import RunHistory
-from samebits.run_views.table import STYLES, cut, group_by_setting, one_line, seed_lines
+from samebits.run_views.table import STYLES, TITLE, cut, group_by_setting, one_line, seed_table
 
 MISSING = "-"
 _MAX_LEGEND = 3  # settings in a legend
@@ -241,8 +241,7 @@ def comparison_tables(comparison: Comparison, width: int) -> list[Table | Text]:
         value_width = min(_MAX_VALUE, (width - first) // len(shown) - _GAP)
         blocks.append(_table(comparison, shown, (first, value_width)))
     if groups := group_by_setting([run.summary for run in comparison.runs]):
-        lines = seed_lines(groups, width)
-        blocks += [Text(), Text(lines[0], "bold"), *map(Text, lines[1:])]
+        blocks += [Text(), Text(TITLE, "bold"), seed_table(groups, width)]
     return blocks
 
 
