@@ -68,6 +68,23 @@ def read_plain(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
         return file.read(size)
 
 
+def read_part(path: Path, num_bytes: int, *, is_end: bool) -> bytes:
+    """Return the beginning or the end of a regular file; nothing if it cannot be read.
+
+    Args:
+        path, num_bytes, is_end: The file, the bytes to read at most, and whether those at its end.
+    """
+    try:
+        with open_plain(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            # `read` takes memory for all bytes that it is asked for.
+            num_bytes = min(num_bytes, size)
+            file.seek(size - num_bytes if is_end else 0)
+            return file.read(num_bytes)
+    except OSError:
+        return b""
+
+
 def json_text(value: object, **options: Any) -> bytes:
     """Return a JSON value as text in UTF-8, in which a lone surrogate is an escape; options of `json.dumps`.
 

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import wait
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -131,6 +131,13 @@ def _reader_lost(pid: int | str, how: str) -> ReaderLost:
         cause="the machine ran out of memory (see dmesg), or another process killed the worker",
         fix="Set loader.num_workers=1, or 0 for none, and resume with --resume auto.",
     )
+
+
+class Batches(Protocol):
+    """What a step reads its micro-batches from: a `Loader`, or what observes one."""
+
+    def batch(self, indices: IntArray, keys: KeyArray, *, again: bool = False) -> Batch:
+        """Return the next batch; see `Loader.batch`."""
 
 
 class Loader:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samebits.config import document
 from samebits.config.given import flat
 from samebits.config.load import without_removed
-from samebits.errors import CheckpointError, ConfigError
+from samebits.errors import CheckpointError, ConfigError, SamebitsError
+from samebits.plain_file import MAX_MEMORY_BYTES, parse_json, read_part
 from samebits.provenance import statement
 from samebits.provenance.same_run import settings_of
 from samebits.provenance.statement import BEST_FILE, FILE_NAME, Evaluation, RunStatement
-from samebits.report.records import read_records
+from samebits.report.records import FILE_NAME as RECORDS
+from samebits.report.records import iterate_records
 from samebits.storage.manifest import WEIGHTS, manifest_of
 from samebits.storage.run_folder import RunFolder
 
@@ -26,33 +30,92 @@ if TYPE_CHECKING:
 # The one reader of a run folder: each file is read at its first use, none is written. Loads no torch and no numpy.
 
 
+MAX_RECORDS = 500_000  # that a tolerant reader takes
 _NO_METRICS = ("kind", "step", "epoch")  # of a record in metrics.jsonl
+_MAX_VIEW_BYTES = 64 * 1024 * 1024  # of memory for a file, in a view of many runs
 
 
 class RunFiles:
     """The files of a run, which may be a stranger's.
 
     A property raises CheckpointError if its file is missing or damaged, `settings` ConfigError.
+
+    Args:
+        is_tolerant: Whether a file that is missing or damaged is read as an empty one, for views of many runs.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_tolerant: bool = False) -> None:
         self.path = path
+        self._is_tolerant = is_tolerant
         self._folder = RunFolder(path)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Return the JSON object in a file of the folder."""
+        try:
+            return self._folder.read_json(
+                name, _MAX_VIEW_BYTES if self._is_tolerant else MAX_MEMORY_BYTES
+            )
+        except CheckpointError:
+            if self._is_tolerant:
+                return {}
+            raise
 
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The settings in `config.yaml`, by dotted name."""
-        return flat(settings_of(self._folder))
+        try:
+            return flat(settings_of(self._folder))
+        except (ConfigError, RecursionError):
+            if self._is_tolerant:
+                return {}
+            raise
+
+    @cached_property
+    def changed(self) -> list[str]:
+        """The names of the settings that differ from the preset, in `config.diff.yaml`; none if it is damaged."""
+        path = self.path / "config.diff.yaml"
+        try:
+            return list(flat(document.read(path, str(path)).values))
+        except (SamebitsError, RecursionError):
+            return []
 
     @cached_property
     def result(self) -> dict[str, Any]:
         """What a complete run has reached: `result.json`."""
-        return self._folder.read_json("result.json")
+        return self.read_json("result.json")
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """Name, command, versions and hardware of the run's last start: `environment.json`."""
+        return self.read_json("environment.json")
+
+    def records(self, kind: str | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the records in `metrics.jsonl`, or those of one kind; if tolerant, the first 500,000 of them."""
+        try:
+            yield from itertools.islice(
+                iterate_records(self.path, kind), MAX_RECORDS if self._is_tolerant else None
+            )
+        except CheckpointError:
+            if not self._is_tolerant:
+                raise
+
+    def last_records(self, num_bytes: int) -> dict[str, dict[str, Any]]:
+        """Return the last record of each kind within the end of `metrics.jsonl`, so many bytes, by kind."""
+        last: dict[str, dict[str, Any]] = {}
+        # The last line may be half written, and the first one is cut off.
+        for line in read_part(self.path / RECORDS, num_bytes, is_end=True).split(b"\n")[:-1]:
+            try:
+                record = parse_json(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict) and isinstance(record.get("kind"), str):
+                last[record["kind"]] = record
+        return last
 
     @cached_property
     def best(self) -> dict[str, Any]:
         """Step, metric and value of the best validation: `best.json`."""
-        best = self._folder.read_json(statement.BEST_FILE)
+        best = self.read_json(statement.BEST_FILE)
         if not (isinstance(best.get("metric"), str) and isinstance(best.get("value"), int | float)):
             path = self.path / statement.BEST_FILE
             raise CheckpointError(
@@ -65,7 +128,7 @@ class RunFiles:
     @cached_property
     def worlds(self) -> list[dict[str, Any]]:
         """The worlds of the run, with code and environment of each, in `environment.json`."""
-        worlds = self._folder.read_json("environment.json").get("worlds")
+        worlds = self.environment.get("worlds")
         return (
             [each for each in worlds if isinstance(each, dict)] if isinstance(worlds, list) else []
         )
@@ -104,7 +167,7 @@ class RunFiles:
             Evaluation.of(
                 record["step"], {name: record[name] for name in record if name not in _NO_METRICS}
             )
-            for record in read_records(self.path, "eval")
+            for record in self.records("eval")
         ]
 
     @cached_property

@@ -74,19 +74,23 @@ class Curves:
     def __init__(self, records: Iterable[Mapping[str, Any]]) -> None:
         #: (kind of the record, name of the value) -> curve.
         self.by_name: dict[tuple[str, str], Curve] = {}
+        self.num_records = 0
         for record in records:
-            if record["kind"] not in KINDS:
+            self.num_records += 1
+            kind = record.get("kind")
+            epoch = number(record.get("epoch"))
+            if kind not in KINDS or epoch is None or epoch < 0:
                 continue
             for name, value in record.items():
                 if name in _NO_VALUES or (converted := number(value)) is None:
                     continue
-                key = (record["kind"], shorten(name, 80))
+                key = (kind, shorten(name, 80))
                 curve = self.by_name.get(key)
                 if curve is None:
                     if len(self.by_name) >= _MAX_CURVES:
                         continue
                     curve = self.by_name[key] = Curve()
-                curve.add(record["step"], record["epoch"], converted)
+                curve.add(int(record["step"]), epoch, converted)
 
     def get(self, kind: str, name: str) -> Curve:
         """Return a curve; an empty one if there is none."""

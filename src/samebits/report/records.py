@@ -172,17 +172,21 @@ class MetricsLog:
 
 def read_records(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
     """Read the records of a run folder in order, or those of one kind. Skips a truncated line."""
+    return list(iterate_records(folder, kind))
+
+
+def iterate_records(folder: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the records of a run folder as `read_records` does, without holding all of them in memory."""
     path = folder / FILE_NAME
     if not path.exists():
-        return []
+        return
     with _writing(path), open_plain(path) as file:
-        # One record at a time, and only those that may be of the kind: a run of weeks has millions of steps.
-        parsed = (
-            record_in(line)
-            for line in lines_of(file)
-            if kind is None or f'"{kind}"'.encode() in line
-        )
-        return [record for record in parsed if record and kind in (None, record.get("kind"))]
+        for line in lines_of(file):
+            # Only those that may be of the kind are parsed: a run of weeks has millions of steps.
+            if kind is None or f'"{kind}"'.encode() in line:
+                record = record_in(line)
+                if record is not None and kind in (None, record.get("kind")):
+                    yield record
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes]:

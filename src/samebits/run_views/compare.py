@@ -13,9 +13,9 @@ from samebits.plain_file import shorten
 from samebits.provenance.same_run import is_free
 from samebits.report.format import duration, metric_name, metric_value
 from samebits.report.format import share as format_share
-from samebits.run_views.files import plain_text
 from samebits.run_views.history import RunHistory
 from samebits.run_views.table import STYLES, TITLE, cut, group_by_setting, one_line, seed_table
+from samebits.run_views.values import plain_text
 
 MISSING = "-"
 _MAX_LEGEND = 3  # settings in a legend

@@ -1,54 +1,18 @@
 """All that a run folder has on a run, read for a comparison or a report."""
 
-import io
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from samebits.config import document
-from samebits.config.given import flat
-from samebits.errors import SamebitsError
-from samebits.plain_file import number, parse_json, shorten
-from samebits.provenance.run_files import over_worlds
+from samebits.plain_file import shorten
+from samebits.provenance.run_files import MAX_RECORDS, RunFiles, over_worlds
+from samebits.provenance.statement import FILE_NAME as STATEMENT
 from samebits.report.chart import Curves
-from samebits.report.records import FILE_NAME
-from samebits.run_views.files import count, numbers, read_object, read_part, text
-from samebits.run_views.summary import Event, RunSummary, read_events, read_summary
-
-# The records are read within limits: a run may be appending to `metrics.jsonl`, and the run folder may be a stranger's.
-
-
-_MAX_FILE_BYTES = 256 * 1024 * 1024
-_MAX_RECORDS = 500_000  # of a file: about 500 MB of memory and 10 s
-_MAX_LINE_BYTES = 256 * 1024
-_MAX_LINE_MEMORY_BYTES = 4 * 1024 * 1024
-
-
-def read_curve_records(run: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Return the records of a run that have kind, step and epoch, and whether the file has more than are read."""
-    content = read_part(run / FILE_NAME, _MAX_FILE_BYTES + 1, is_end=False)
-    records: list[dict[str, Any]] = []
-    for index, line in enumerate(io.BytesIO(content)):
-        if index == _MAX_RECORDS:
-            return records, True
-        # A line counts once it ends with a line feed: the last one may be half-written.
-        if not line.endswith(b"\n") or len(line) > _MAX_LINE_BYTES:
-            continue
-        try:
-            record = parse_json(line, _MAX_LINE_MEMORY_BYTES)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("kind"), str):
-            epoch = number(record.get("epoch"))
-            if epoch is not None and epoch >= 0:
-                records.append({**record, "step": count(record.get("step")), "epoch": epoch})
-    return records, len(content) > _MAX_FILE_BYTES
-
+from samebits.run_views.summary import Event, RunSummary, read_events, summary_of
+from samebits.run_views.values import count, numbers, text
 
 _MAX_CLASSES = 200
 _MAX_NAMES = 200  # of versions or digests
-_MAX_INFO_BYTES = 64 * 1024 * 1024  # it may list each file of the dataset
 
 
 @dataclass
@@ -97,12 +61,12 @@ class RunHistory:
 
 def read_history(run: Path) -> RunHistory:
     """Read all that a run folder has on a run. What is missing or damaged is left out."""
-    records, is_cut = read_curve_records(run)
-    found = RunHistory(read_summary(run), Curves(records), events=read_events(run))
-    if is_cut:
+    files = RunFiles(run, is_tolerant=True)
+    found = RunHistory(summary_of(files), Curves(files.records()), events=read_events(run))
+    if found.curves.num_records == MAX_RECORDS:
         found.notes.append("metrics.jsonl is too large, and only its beginning was read")
-    result = read_object(run / "result.json")
-    environment = read_object(run / "environment.json")
+    result = files.result
+    environment = files.environment
     found.seconds = {
         name: value for name, value in numbers(result.get("seconds")).items() if value >= 0
     }
@@ -135,16 +99,12 @@ def read_history(run: Path) -> RunHistory:
     command = environment.get("command")
     if isinstance(command, list):
         found.command = shorten(" ".join(text(part) for part in command[:100]), 1000)
-    entry: Any = read_object(run / "provenance.json")
+    entry: Any = files.read_json(STATEMENT)
     for name in ("predicate", "buildDefinition", "internalParameters", "data"):
         entry = entry.get(name) if isinstance(entry, dict) else None
     found.data = _texts(entry)
-    path = run / "config.diff.yaml"
-    with suppress(SamebitsError, RecursionError):
-        found.changed = [
-            shorten(name, 120) for name in flat(document.read(path, str(path)).values)
-        ][:1000]
-    classes = read_object(run / "dataset_info.json", _MAX_INFO_BYTES).get("classes")
+    found.changed = [shorten(name, 120) for name in files.changed[:1000]]
+    classes = files.read_json("dataset_info.json").get("classes")
     if isinstance(classes, list):
         found.classes = [
             shorten(name, 80) for name in classes[:_MAX_CLASSES] if isinstance(name, str)

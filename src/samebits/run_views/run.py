@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, overload
 from samebits.errors import ConfigError, printable
 from samebits.extras import is_installed, pip_line
 from samebits.plain_file import number
+from samebits.provenance.run_files import RunFiles
 from samebits.report.records import History
-from samebits.run_views.files import read_object
 from samebits.run_views.summary import RunSummary, check_run, read_summaries, read_summary
 from samebits.run_views.table import parse_condition, select
 
@@ -66,7 +66,7 @@ class Run:
     @cached_property
     def result(self) -> dict[str, Any]:
         """The content of `result.json`; empty if the run is not complete."""
-        return read_object(self.folder / "result.json")
+        return RunFiles(self.folder, is_tolerant=True).result
 
     @property
     def metrics(self) -> dict[str, float]:

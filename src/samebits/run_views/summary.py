@@ -17,12 +17,12 @@ from typing import Any, Literal, get_args
 
 import psutil
 
-from samebits.config import document
-from samebits.config.given import flat
 from samebits.errors import CheckpointError, ConfigError, SamebitsError, cannot_read
-from samebits.plain_file import number, parse_json, read_plain, shorten
+from samebits.plain_file import number, parse_json, read_part, read_plain, shorten
+from samebits.provenance.run_files import RunFiles
+from samebits.provenance.statement import BEST_FILE
 from samebits.report.records import FILE_NAME as RECORDS
-from samebits.run_views.files import count, numbers, read_object, read_part, text
+from samebits.run_views.values import count, numbers, text
 from samebits.scratch import is_running
 from samebits.storage.run_folder import check_utf8, is_published, no_run, write_atomically
 from samebits.storage.run_lock import LOCK, OWNER
@@ -46,8 +46,16 @@ _RANK = re.compile(
 _RANK_LOG = re.compile(r"rank-(\d{1,6})\.log")
 _FAULT = re.compile(r"(?:[a-z]+ )?error: |hang: |rank \d+ \(host .*\) was killed by signal ")
 _RESTART = re.compile(r"restart \d|continuing with |another node has joined")
-_STARTED = re.compile(r"training from step (\d+) of (\d+)")
-_COMPLETE = re.compile(r"complete after step \d+")
+# What a rank logs, level and text, by kind; the first that matches counts.
+_KINDS: dict[Kind, re.Pattern[str]] = {
+    "fault": re.compile("ERROR|CRITICAL"),
+    "stop": re.compile(r"\w+ stopped after step"),
+    "warning": re.compile("WARNING"),
+    "evaluation": re.compile(r"\w+ evaluation after epoch "),
+    "start": re.compile(r"\w+ training from step \d+ of \d+"),
+    "done": re.compile(r"\w+ complete after step \d+"),
+    "note": re.compile(""),
+}
 
 
 @dataclass(frozen=True)
@@ -126,28 +134,12 @@ def first_time(run: Path) -> float | None:
 
 def _rank_events(run: Path, rank: int, num_bytes: int = _MAX_LOG_BYTES) -> Iterator[Event]:
     for match, rest in _entries(run / "logs" / f"rank-{rank}.log", _RANK, num_bytes):
-        kind: Kind = "note"
-        level = match[2]
         content = "\n".join([match[3], *rest])
-        if level in ("ERROR", "CRITICAL"):
-            kind = "fault"
-            if content.startswith(
-                "ended by "
-            ):  # the traceback follows; its last line has the reason
-                content = (
-                    f"rank {rank} {content.partition(chr(10))[0]}: {content.rpartition(chr(10))[2]}"
-                )
-        elif content.startswith("stopped after step"):
-            kind = "stop"
-        elif level == "WARNING":
-            kind = "warning"
-        elif content.startswith("evaluation after epoch "):
-            kind = "evaluation"
+        kind = next(kind for kind, form in _KINDS.items() if form.match(f"{match[2]} {content}"))
+        if kind == "evaluation":
             content = content.partition(":")[0]
-        elif _STARTED.match(content):
-            kind = "start"
-        elif _COMPLETE.match(content):
-            kind = "done"
+        elif content.startswith("ended by "):  # the traceback follows; its last line has the reason
+            content = f"rank {rank} {match[3]}: {content.rpartition(chr(10))[2]}"
         yield Event(_time(match[1]), kind, shorten(content, _MAX_CHARS), rank)
 
 
@@ -262,7 +254,7 @@ FILES = (
     "run.lock",
     "logs/rank-0.log",
     "logs/launcher.log",
-    "checkpoints/best.json",
+    BEST_FILE,
 )
 
 
@@ -314,9 +306,18 @@ class RunSummary:
 
 def read_summary(run: Path) -> RunSummary:
     """Read a run in one row. What is missing or damaged is left out."""
-    found = RunSummary(run, settings=read_settings(run))
-    result = read_object(run / "result.json")
-    environment = read_object(run / "environment.json", 1024 * 1024)
+    return summary_of(RunFiles(run, is_tolerant=True))
+
+
+def summary_of(files: RunFiles) -> RunSummary:
+    """Return a run in one row, from its files, which are read as far as they can be."""
+    run = files.path
+    result = files.result
+    environment = files.environment
+    settings = list(files.settings.items())[:_MAX_SETTINGS]
+    found = RunSummary(
+        run, settings={shorten(name, 120): _plain(value) for name, value in settings}
+    )
     recipe = Path(str(found.settings.get("recipe", ""))).name
     found.recipe = text(environment.get("name")) or text(result.get("name")) or recipe
     # config.yaml is written once. In a copied folder, its time is that of the copy.
@@ -326,7 +327,7 @@ def read_summary(run: Path) -> RunSummary:
     found.started = min((each for each in times if each), default=None)
     world = environment.get("world")
     found.procs = count(world.get("size")) if isinstance(world, dict) else 0
-    _add_best(found, read_object(run / "checkpoints" / "best.json", 1 << 16))
+    _add_best(found, files.read_json(BEST_FILE))
     if result:
         found.step = found.num_steps = count(result.get("steps"))
         found.metrics = numbers(result.get("metrics"))
@@ -336,22 +337,10 @@ def read_summary(run: Path) -> RunSummary:
             (seconds[name] for name in ("all", "training") if name in seconds), default=None
         )
         found.weights_sha256 = text(result.get("weights_sha256"))[:64]
-    _add_records(found, is_complete=bool(result))
+    _add_records(found, files, is_complete=bool(result))
     found.monitor = found.monitor or next((name for name in found.metrics if name != "loss"), "")
     found.state, found.reason = state_of(run, is_complete=bool(result))
     return found
-
-
-def read_settings(run: Path) -> dict[str, Any]:
-    """Return the settings in `config.yaml` by dotted name; empty if the file is missing or damaged."""
-    path = run / "config.yaml"
-    with suppress(SamebitsError, RecursionError):
-        settings = flat(document.read(path, str(path)).values)
-        return {
-            shorten(name, 120): _plain(value)
-            for name, value in list(settings.items())[:_MAX_SETTINGS]
-        }
-    return {}
 
 
 def _plain(value: Any) -> Any:
@@ -371,10 +360,12 @@ def _add_best(found: RunSummary, best: object) -> None:
         found.best = number(best.get("value"))
 
 
-def _add_records(found: RunSummary, *, is_complete: bool) -> None:
+def _add_records(found: RunSummary, files: RunFiles, *, is_complete: bool) -> None:
     """Add step, epoch, loss and time from the last records, and metrics that the result does not have."""
     for num_bytes in _TAIL_BYTES:
-        train, evaluation = _last_records(found.path / RECORDS, num_bytes)
+        records = files.last_records(num_bytes)
+        train = records.get("train", {})
+        evaluation = records.get("eval", {})
         if train and evaluation:
             break
     last = max(evaluation, train, key=lambda record: count(record.get("step")))
@@ -394,21 +385,6 @@ def _add_records(found: RunSummary, *, is_complete: bool) -> None:
         found.num_steps = min(found.num_steps, limit) if limit else found.num_steps
     elif not last:
         found.epoch = number(found.settings.get("epochs")) or 0.0
-
-
-def _last_records(path: Path, num_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the last record of a step and of an evaluation within the end of a file; empty if there is none."""
-    last: dict[str, dict[str, Any]] = {"train": {}, "eval": {}}
-    # The last line may be half written, and the first one is cut off.
-    for line in reversed(read_part(path, num_bytes, is_end=True).split(b"\n")[:-1]):
-        with suppress(ValueError):
-            record = parse_json(line)
-            kind = record.get("kind") if isinstance(record, dict) else None
-            if kind in last and not last[kind]:
-                last[kind] = record
-        if all(last.values()):
-            break
-    return last["train"], last["eval"]
 
 
 # Find the run folders below a folder, and keep their summaries in the user's cache, so that a table is quick.

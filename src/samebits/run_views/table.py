@@ -12,7 +12,7 @@ from operator import eq, ge, gt, le, lt, ne
 from pathlib import Path
 from typing import Any
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.table import Table
 from rich.text import Text
 
@@ -20,8 +20,8 @@ from samebits.config import document
 from samebits.errors import ConfigError, printable
 from samebits.provenance.same_run import is_free
 from samebits.report.format import clock, is_lower_better, metric_name, metric_value
-from samebits.run_views.files import plain_text
 from samebits.run_views.summary import RunSummary
+from samebits.run_views.values import plain_text
 
 # Which runs a table has, and in which order: `--where optim.lr>0.1`, `--sort top1`.
 
@@ -179,16 +179,9 @@ def cut(text: str, width: int) -> str:
     """Shorten a text in the middle to a number of terminal cells."""
     if cell_len(text) <= width:
         return text
-    head = tail = ""
-    for index in range(len(text)):
-        grown = (
-            (head + text[index // 2], tail)
-            if index % 2 == 0
-            else (head, text[-(index // 2 + 1)] + tail)
-        )
-        if cell_len("".join(grown)) + len(_LEFT_OUT) > width:
-            break
-        head, tail = grown
+    room = width - len(_LEFT_OUT)
+    head = set_cell_size(text, (room + 1) // 2).rstrip()
+    tail = set_cell_size(text[::-1], room // 2).rstrip()[::-1]
     return f"{head}{_LEFT_OUT}{tail}"
 
 

@@ -214,14 +214,14 @@ class RunFolder:
         """Write a JSON file atomically."""
         write_atomically(self.path / name, json_text(content, indent=2) + b"\n")
 
-    def read_json(self, name: str) -> dict[str, Any]:
+    def read_json(self, name: str, max_memory_bytes: int = MAX_MEMORY_BYTES) -> dict[str, Any]:
         """Read a JSON file. Raises CheckpointError if it is missing or damaged."""
         path = self.path / name
         fix = "Restore the file."
         if name == "result.json":
             fix = f"Run samebits train --run-dir {self.path} --resume auto, which writes it again."
         try:
-            content = parse_json(read_plain(path), MAX_MEMORY_BYTES)
+            content = parse_json(read_plain(path), max_memory_bytes)
         except FileNotFoundError:
             raise CheckpointError(
                 f"{path} does not exist", fix="Give a run folder whose training has finished."

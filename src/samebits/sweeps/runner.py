@@ -21,10 +21,11 @@ from samebits.config.schema import RunConfig
 from samebits.cores import core_ids, num_cores, visible_gpus
 from samebits.errors import ConfigError, SamebitsError
 from samebits.launch.subcommand import SAMEBITS, Subcommand
+from samebits.provenance.run_files import RunFiles
 from samebits.recipes.trust import check_tracker_files
 from samebits.report.format import clock, is_lower_better
-from samebits.run_views.files import read_object, text
 from samebits.run_views.summary import RunSummary, read_summary, state_of
+from samebits.run_views.values import text
 from samebits.sweeps.state_file import Sweep, settings_of, trial_name
 
 # The trials of a sweep in rows, from their run folders.
@@ -75,7 +76,7 @@ def read_trials(
             )
         summary.recipe = ""  # that of all trials
         # A SHA-256 has 64 digits; the file may be a stranger's.
-        chain = text(read_object(run / "result.json").get("chain"))[:64]
+        chain = text(RunFiles(run, is_tolerant=True).result.get("chain"))[:64]
         trials.append(TrialRow(number, summary, typed, chain))
     return trials
 

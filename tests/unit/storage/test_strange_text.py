@@ -10,11 +10,11 @@ import pytest
 from samebits.errors import CheckpointError
 from samebits.inference import hub
 from samebits.plain_file import finite_numbers, json_text, parse_json
+from samebits.provenance import run_files
+from samebits.provenance.run_files import RunFiles
 from samebits.provenance.statement import sha256_of_json
 from samebits.report.records import read_records
-from samebits.run_views import history
 from samebits.storage.run_folder import RunFolder, check_run_dir, check_run_path
-from samebits.sweeps.state_file import FILE_NAME, read_sweep
 
 SURROGATE = "a\ud800b"
 NOT_UTF8 = os.fsdecode(b"run\xfe")
@@ -65,17 +65,8 @@ def test_records_of_another_kind_are_not_kept(tmp_path: Path) -> None:
 
 
 def test_a_view_reads_a_limited_number_of_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "_MAX_RECORDS", 100)
+    monkeypatch.setattr(run_files, "MAX_RECORDS", 100)
     line = '{"kind": "train", "step": 1, "epoch": 0.1}\n'
     (tmp_path / "metrics.jsonl").write_text(line * 1000)
-    records, is_cut = history.read_curve_records(tmp_path)
-    assert (len(records), is_cut) == (100, True)
-
-
-def test_outcomes_of_trials_that_a_sweep_does_not_list_are_refused(tmp_path: Path) -> None:
-    plain = {"format": 1, "arguments": ["digits"], "keys": ["seed"], "trials": [["seed=1"]]}
-    (tmp_path / FILE_NAME).write_text(json.dumps({**plain, "outcomes": {"0": {"state": "done"}}}))
-    assert len(read_sweep(tmp_path).outcomes) == 1
-    (tmp_path / FILE_NAME).write_text(json.dumps({**plain, "outcomes": {"1": {"state": "done"}}}))
-    with pytest.raises(CheckpointError, match="is not the file of a sweep"):
-        read_sweep(tmp_path)
+    assert len(list(RunFiles(tmp_path, is_tolerant=True).records())) == 100
+    assert len(list(RunFiles(tmp_path).records())) == 1000

@@ -22,7 +22,6 @@ from samebits.plain_file import read_plain
 from samebits.report.chart import NUM_COLORS, ChartLine, chart, mean_line, templates
 from samebits.report.format import clock, duration, metric_name, metric_value
 from samebits.run_views.compare import SECTIONS, Comparison, compare, metric_names
-from samebits.run_views.files import plain_text
 from samebits.run_views.history import RunHistory
 from samebits.run_views.page.sections import Budget, run_values
 from samebits.run_views.summary import RunSummary
@@ -34,6 +33,7 @@ from samebits.run_views.table import (
     setting_text,
     when,
 )
+from samebits.run_views.values import plain_text
 from samebits.storage.run_folder import check_target, write_atomically
 from samebits.version import __version__
 

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from samebits.provenance.run_files import RunFiles
 from samebits.report.chart import ChartLine, Curves, figure, file_name
 from samebits.report.chart import chart as make_chart
 from samebits.report.format import metric_name, metric_value
 from samebits.run_views.compare import compare
-from samebits.run_views.history import RunHistory, read_curve_records
+from samebits.run_views.history import RunHistory
 from samebits.run_views.page.build import check_page, comparison_charts, render, write_page
 from samebits.run_views.page.sections import run_charts
 from samebits.run_views.summary import RunSummary
@@ -70,7 +71,7 @@ def runs_card(runs: Sequence[RunSummary]) -> str:
 
 def run_card(run: RunSummary) -> str:
     """Return a run: its row, its metrics and its curves."""
-    curves = Curves(read_curve_records(run.path)[0])
+    curves = Curves(RunFiles(run.path, is_tolerant=True).records())
     values = [
         (metric_name(name), metric_value(name, value))
         for name, value in run.metrics.items()

@@ -15,10 +15,10 @@ from samebits.report.chart import NUM_COLORS, ChartLine, Curves, chart
 from samebits.report.format import SHARE, duration, metric_name, metric_value
 from samebits.report.format import share as format_share
 from samebits.run_views.compare import is_sample, metric_names
-from samebits.run_views.files import plain_text
 from samebits.run_views.history import RunHistory
 from samebits.run_views.summary import Event, Kind
 from samebits.run_views.table import step_text
+from samebits.run_views.values import plain_text
 
 _MAX_CHARTS = 16
 _MAX_RANKS = 16
@@ -26,6 +26,11 @@ _MAX_TERMS = 6  # of the loss
 _NO_TERMS = (
     "loss", "lr", "grad_norm", "samples_per_s", "seconds", "data_wait", "loss_scale", "overflow_steps", "memory_gb",
     "gpu_use", "mfu",
+)  # fmt: skip
+# Settings that say what was trained, with all of the model's.
+_SHOWN = (
+    "data.name", "data.root", "epochs", "max_steps", "global_batch", "micro_batch", "optim.name", "optim.lr",
+    "optim.schedule", "precision", "seed",
 )  # fmt: skip
 Charts = list[dict[str, Any]]
 
@@ -173,32 +178,11 @@ def _speed(run: RunHistory) -> Charts:
 
 def _trained(run: RunHistory) -> list[tuple[str, str]]:
     settings = run.summary.settings
-    get = {name: plain_text(value) for name, value in settings.items()}.get
-    data = [
-        plain_text(value)
-        for name, value in settings.items()
-        if name in ("data.name", "data.root") and value
-    ]
-    model = [
-        f"{name.partition('.')[2]} {plain_text(value)}"
-        for name, value in settings.items()
-        if name.startswith("model.")
-    ]
+    names = [name for name in settings if name in _SHOWN or name.startswith("model.")][:24]
     rows = [
         ("recipe", run.summary.recipe),
-        ("data", ", ".join(data)),
         ("classes", f"{len(run.classes)}: {', '.join(run.classes[:30])}" if run.classes else ""),
-        ("model", ", ".join(model[:12])),
-        ("epochs", get("epochs", "")),
-        (
-            "global batch",
-            f"{get('global_batch', '')}, in micro-batches of {get('micro_batch', '')}",
-        ),
-        (
-            "optimizer",
-            f"{get('optim.name', '')}, learning rate {get('optim.lr', '')}, schedule {get('optim.schedule', '')}",
-        ),
-        ("precision", f"{get('precision', '')}, seed {get('seed', '')}"),
+        *((name, plain_text(settings[name])) for name in names if settings[name] is not None),
         ("samples trained", f"{run.num_samples:,}" if run.num_samples else ""),
         ("skipped steps", f"{run.skipped:,}, not finite" if run.skipped else ""),
     ]

@@ -1,0 +1,46 @@
+"""Values of a run folder, which may be a stranger's, as numbers and texts of limited length."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from samebits.plain_file import number, shorten
+
+_MAX_STEP = 1 << 53
+
+
+def count(value: object) -> int:
+    """Return a JSON number as a count of steps or processes; 0 if it is none."""
+    found = number(value)
+    return int(found) if found is not None and 0 <= found <= _MAX_STEP else 0
+
+
+def text(value: object) -> str:
+    """Return a JSON string, shortened; empty if it is none."""
+    return shorten(value) if isinstance(value, str) else ""
+
+
+def plain_text(value: Any) -> str:
+    """Return a setting as it is written on the command line."""
+    if value is None:
+        return "null"
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def numbers(values: object, most: int = 200) -> dict[str, float]:
+    """Return the finite numbers of a JSON object by name, at most so many."""
+    if not isinstance(values, Mapping):
+        return {}
+    found = {}
+    for name, value in values.items():
+        converted = number(value)
+        if converted is not None:
+            found[shorten(name, 80)] = converted
+        if len(found) == most:
+            break
+    return found
