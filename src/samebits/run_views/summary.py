@@ -2,7 +2,6 @@
 folder.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -12,21 +11,20 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import psutil
 
-from samebits.errors import CheckpointError, ConfigError, SamebitsError, cannot_read
-from samebits.plain_file import number, parse_json, read_part, read_plain, shorten
+from samebits.errors import CheckpointError, ConfigError, cannot_read
+from samebits.plain_file import number, read_part, shorten
 from samebits.provenance.run_files import RunFiles
 from samebits.provenance.statement import BEST_FILE
-from samebits.report.records import FILE_NAME as RECORDS
 from samebits.run_views.values import count, numbers, text
 from samebits.scratch import is_running
-from samebits.storage.run_folder import check_utf8, is_published, no_run, write_atomically
+from samebits.storage.run_folder import check_utf8, is_published, no_run
 from samebits.storage.run_lock import LOCK, OWNER
-from samebits.version import __version__
 
 # What happened during a run, from its logs: starts, faults, restarts, warnings, evaluations and its end.
 
@@ -245,17 +243,6 @@ def _lives(run: Path, pid: int, host: str) -> bool:
 _TAIL_BYTES = 32 * 1024, 1024 * 1024
 _MAX_SETTINGS = 1000
 _NO_METRICS = ("step", "epoch")
-# Files whose change makes a summary outdated.
-FILES = (
-    "config.yaml",
-    "environment.json",
-    "result.json",
-    RECORDS,
-    "run.lock",
-    "logs/rank-0.log",
-    "logs/launcher.log",
-    BEST_FILE,
-)
 
 
 @dataclass
@@ -282,7 +269,11 @@ class RunSummary:
     took_s: float | None = None
     procs: int = 0  #: World size, as of the last start.
     weights_sha256: str = ""  #: Hash of the final weights; empty if the run is not complete.
-    settings: dict[str, Any] = field(default_factory=dict)  #: Settings by dotted name.
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Settings by dotted name. Read when they are needed: YAML takes longer than all the rest."""
+        return settings_of(RunFiles(self.path, is_tolerant=True))
 
     @property
     def name(self) -> str:
@@ -291,17 +282,8 @@ class RunSummary:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the summary as plain JSON."""
-        return {"run": self.name, **vars(self), "path": str(self.path)}
-
-    @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> "RunSummary":
-        """Read the result of `to_plain`. Raises ValueError if it has another form."""
-        values: dict[str, Any] = {each.name: plain.get(each.name) for each in fields(cls)}
-        if not (isinstance(values["path"], str) and values["state"] in get_args(State)):
-            raise ValueError("not a summary")
-        if not all(isinstance(values[name], dict) for name in ("metrics", "settings")):
-            raise ValueError("not a summary")
-        return cls(**{**values, "path": Path(values["path"])})
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {"run": self.name, **values, "path": str(self.path), "settings": self.settings}
 
 
 def read_summary(run: Path) -> RunSummary:
@@ -314,12 +296,8 @@ def summary_of(files: RunFiles) -> RunSummary:
     run = files.path
     result = files.result
     environment = files.environment
-    settings = list(files.settings.items())[:_MAX_SETTINGS]
-    found = RunSummary(
-        run, settings={shorten(name, 120): _plain(value) for name, value in settings}
-    )
-    recipe = Path(str(found.settings.get("recipe", ""))).name
-    found.recipe = text(environment.get("name")) or text(result.get("name")) or recipe
+    found = RunSummary(run, text(environment.get("name")) or text(result.get("name")))
+    found.recipe = found.recipe or Path(str(found.settings.get("recipe", ""))).name
     # config.yaml is written once. In a copied folder, its time is that of the copy.
     times = [first_time(run)]
     with suppress(OSError):
@@ -341,6 +319,12 @@ def summary_of(files: RunFiles) -> RunSummary:
     found.monitor = found.monitor or next((name for name in found.metrics if name != "loss"), "")
     found.state, found.reason = state_of(run, is_complete=bool(result))
     return found
+
+
+def settings_of(files: RunFiles) -> dict[str, Any]:
+    """Return the settings in `config.yaml` by dotted name, shortened; empty if the file is missing or damaged."""
+    settings = list(files.settings.items())[:_MAX_SETTINGS]
+    return {shorten(name, 120): _plain(value) for name, value in settings}
 
 
 def _plain(value: Any) -> Any:
@@ -387,17 +371,11 @@ def _add_records(found: RunSummary, files: RunFiles, *, is_complete: bool) -> No
         found.epoch = number(found.settings.get("epochs")) or 0.0
 
 
-# Find the run folders below a folder, and keep their summaries in the user's cache, so that a table is quick.
-#
-# The cache holds a summary and the sizes and times of the files that it was read from. It is written beside no run: run
-# folders may belong to others. Without a cache, or with a damaged one, everything is read again.
+# Find the run folders below a folder.
 
 
 MAX_RUNS = 100_000
 _MAX_DEPTH = 3  # runs/sweep/trial
-_MAX_CACHE_BYTES = 512 * 1024 * 1024
-_SETTLED_S = 300.0
-_FORMAT = 2
 # Beside config.yaml, which other programs write too.
 _MARKS = frozenset({"environment.json", "metrics.jsonl", "result.json", "checkpoints", LOCK})
 
@@ -446,49 +424,7 @@ def read_summaries(folder: Path) -> list[RunSummary]:
     Raises:
         ConfigError: The folder does not exist or cannot be read.
     """
-    runs = find_runs(folder)
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    name = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:16]
-    place = Path(os.path.expanduser(home)) / "samebits" / "runs" / f"{name}.json"
-    known = _read_cache(place)
-    kept: dict[str, Any] = {}
-    summaries = []
-    is_changed = False
-    for run in runs:
-        key = str(run.absolute())
-        signature = _signature(run)
-        summary = None
-        entry = kept[key] = known.get(key)
-        if (
-            isinstance(entry, dict)
-            and entry.get("signature") == signature
-            and isinstance(entry.get("summary"), dict)
-        ):
-            with suppress(ValueError, TypeError):
-                summary = RunSummary.from_plain({**entry["summary"], "path": str(run)})
-        if summary is None:
-            summary = read_summary(run)
-            is_changed = True
-            kept[key] = {"signature": signature, "summary": summary.to_plain()}
-        elif summary.state != "done":
-            # The state can change without a change of the files: a process ends, or time passes.
-            is_locked = signature[FILES.index(LOCK)][0] > 0
-            if (
-                is_locked
-                or summary.state == "running"
-                or time.time() - newest_write(run) < _SETTLED_S
-            ):
-                summary.state, summary.reason = state_of(run, is_complete=False)
-        summaries.append(summary)
-    if is_changed or kept.keys() != known.keys():
-        # A read-only home folder or a full disk only costs time at the next call.
-        with suppress(OSError, SamebitsError, ValueError):
-            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomically(
-                place,
-                json.dumps({"format": _FORMAT, "version": __version__, "runs": kept}).encode(),
-            )
-    return summaries
+    return list(map(read_summary, find_runs(folder)))
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
@@ -508,30 +444,3 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
                 yield path
             elif depth < _MAX_DEPTH and not entry.is_symlink():  # a link may lead back
                 yield from _below(path, depth + 1)
-
-
-def _signature(run: Path) -> list[list[int]]:
-    """Return size and time of each file that a summary is read from."""
-    found = []
-    for name in FILES:
-        try:
-            status = os.stat(f"{run}/{name}")
-            found.append([status.st_size, status.st_mtime_ns])
-        except OSError:
-            found.append([-1, 0])
-    return found
-
-
-def _read_cache(path: Path) -> dict[str, Any]:
-    try:
-        content = parse_json(read_plain(path, _MAX_CACHE_BYTES))
-    except (OSError, ValueError):
-        return {}
-    # A summary of another version may lack values, or have others.
-    if not isinstance(content, dict) or [content.get("format"), content.get("version")] != [
-        _FORMAT,
-        __version__,
-    ]:
-        return {}
-    runs = content.get("runs")
-    return runs if isinstance(runs, dict) else {}

@@ -107,7 +107,8 @@ def value_of(run: RunSummary, key: str) -> Any:
     """Return the value of a column, metric or setting; None if the run has none."""
     if key in _FIELDS:
         return _FIELDS[key](run)
-    return run.metrics.get(key, run.settings.get(key))
+    # Settings last, since they are read only where they are needed.
+    return run.metrics[key] if key in run.metrics else run.settings.get(key)
 
 
 def select(
@@ -127,11 +128,13 @@ def select(
         ConfigError: No run has a value of a condition or of `sort`.
     """
     conditions = list(conditions)
-    known = dict.fromkeys(
-        [*_FIELDS, *(name for run in runs for name in (*run.metrics, *run.settings))]
-    )
     for key in (*(condition.key for condition in conditions), *([sort] if sort else [])):
-        if runs and key not in known:
+        if runs and not any(
+            key in _FIELDS or key in run.metrics or key in run.settings for run in runs
+        ):
+            known = dict.fromkeys(
+                [*_FIELDS, *(name for run in runs for name in (*run.metrics, *run.settings))]
+            )
             near = difflib.get_close_matches(key, list(known)[:5000], 1)
             raise ConfigError(
                 f"no run has a value named {key}",

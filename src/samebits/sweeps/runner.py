@@ -71,9 +71,8 @@ def read_trials(
             summary.settings = {**summary.settings, **typed}
         else:
             reason = (reasons or {}).get(run.name, "")
-            summary = RunSummary(
-                run, state="failed" if reason else "waiting", reason=reason, settings=dict(typed)
-            )
+            summary = RunSummary(run, state="failed" if reason else "waiting", reason=reason)
+            summary.settings = dict(typed)
         summary.recipe = ""  # that of all trials
         # A SHA-256 has 64 digits; the file may be a stranger's.
         chain = text(RunFiles(run, is_tolerant=True).result.get("chain"))[:64]

@@ -67,7 +67,6 @@ def check_page(page: str) -> Checked:
 def test_hostile_texts_do_not_act_on_a_terminal(
     tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     runs = [poison(make_run(tmp_path / "runs" / str(number)), text) for number, text in enumerate(HOSTILE[::6])]
     paths = [str(run) for run in runs[:4]]
     arguments = {"runs": [str(tmp_path / "runs"), "--sort", "model.name"], "compare": paths, "watch": paths[:1]}
@@ -79,7 +78,6 @@ def test_hostile_texts_do_not_act_on_a_terminal(
 def test_a_folder_name_of_control_characters_is_escaped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     make_run(tmp_path / "runs" / "a\x1b[2Jb\nc")
     os.rename(make_run(tmp_path / "runs" / "d"), os.fsencode(tmp_path / "runs") + b"/d\xff")
     assert run_command(["runs", str(tmp_path / "runs")]) == 0

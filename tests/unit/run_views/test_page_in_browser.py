@@ -118,7 +118,6 @@ def test_50_hostile_texts_run_nothing_and_request_nothing(page: Page, tmp_path: 
 
 
 def test_50_hostile_texts_run_nothing_in_notebooks(page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for number, text in enumerate(HOSTILE):
         poison(make_run(tmp_path / "runs" / f"{number:02}"), text)
     runs = samebits.runs(tmp_path / "runs")

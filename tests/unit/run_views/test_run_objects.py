@@ -20,7 +20,6 @@ TAGS = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     make_run(tmp_path / "runs" / "a", lr=0.1, top1=0.7)
     make_run(tmp_path / "runs" / "b", lr=0.3, top1=0.9)
     make_run(tmp_path / "runs" / "c", done_epochs=1)
@@ -85,7 +84,6 @@ def test_a_notebook_shows_a_table_and_a_run_with_its_curves(folder: Path) -> Non
 
 
 def test_hostile_texts_become_text_of_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for number, text in enumerate(HOSTILE):
         poison(make_run(tmp_path / "runs" / f"{number}-<b onclick=alert(1)>"), text)
     runs = samebits.runs(tmp_path / "runs")
