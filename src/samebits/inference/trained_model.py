@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,13 +47,13 @@ def describe_weights(run: Path, which: str) -> str:
     """
     if not run.is_dir():
         return ""
-    files = RunFiles(run)
-    best = _known(lambda: _best(files))
+    files = RunFiles(run, is_tolerant=True)
+    best = _best(files)
     if which == "best":
         return _join(f"best checkpoint{_at(best.get('step'))}", _value(best, best.get("value")))
     if which != "last":
         return f"checkpoint {printable(which)}"
-    result = _known(lambda: files.result)
+    result = files.result
     if not os.path.lexists(run / "weights.safetensors"):
         return "newest checkpoint, because the run is not complete"
     metrics = result.get("metrics")
@@ -76,19 +76,11 @@ def describe_weights(run: Path, which: str) -> str:
 
 def _best(files: RunFiles) -> Mapping[str, Any]:
     """Return the best validation; none that contradicts the run's statement."""
-    with suppress(
-        CheckpointError
-    ):  # without a statement that can be read, what opens the weights reports it
-        if files.has_statement and best_finding(files):
-            return {}
-    return files.best
-
-
-def _known(read: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-    try:
-        return read()
-    except CheckpointError:
-        return {}  # what opens the weights reports it
+    # Without a statement or a file that can be read, what opens the weights reports it.
+    with suppress(CheckpointError):
+        if not (files.has_statement and best_finding(files)):
+            return files.best
+    return {}
 
 
 def _at(step: object) -> str:

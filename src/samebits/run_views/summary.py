@@ -24,7 +24,7 @@ from samebits.provenance.statement import BEST_FILE
 from samebits.run_views.values import count, numbers, text
 from samebits.scratch import is_running
 from samebits.storage.run_folder import check_utf8, is_published, no_run
-from samebits.storage.run_lock import LOCK, OWNER
+from samebits.storage.run_lock import LOCK, OWNER, holder_of
 
 # What happened during a run, from its logs: starts, faults, restarts, warnings, evaluations and its end.
 
@@ -179,7 +179,6 @@ State = Literal["running", "stopped", "failed", "done", "waiting"]
 _SILENT_S = 3600.0
 _RESTART_S = 120.0  # between the end of the processes and the lock of the restarted rank 0
 _LOG_TAIL_BYTES = 16 * 1024
-_HOLDER = re.compile(r"process (\d{1,10}) on (.{1,255})")
 _WRITTEN = ("metrics.jsonl", "logs/rank-0.log", "logs/launcher.log", LOCK)
 
 
@@ -190,7 +189,7 @@ def state_of(run: Path, *, is_complete: bool) -> tuple[State, str]:
     """
     if is_complete:
         return "done", ""
-    holder = _holder(run)
+    holder = holder_of(run / LOCK) or holder_of(run / OWNER)
     if holder is not None and _lives(run, *holder):
         return "running", ""
     launcher = read_launcher_log(run, _LOG_TAIL_BYTES)
@@ -214,15 +213,6 @@ def newest_write(run: Path) -> float:
         with suppress(OSError):
             times.append(os.stat(run / name).st_mtime)
     return max(times)
-
-
-def _holder(run: Path) -> tuple[int, str] | None:
-    """Return process id and host of the process that holds the lock, or held it when it was killed."""
-    for name in (LOCK, OWNER):
-        content = read_part(run / name, 512, is_end=False).decode("utf-8", "replace").strip()
-        if match := _HOLDER.fullmatch(content):
-            return int(match[1]), match[2]
-    return None
 
 
 def _lives(run: Path, pid: int, host: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from samebits.errors import CheckpointError, cannot_write
+from samebits.plain_file import read_part
 from samebits.scratch import is_running
 
 LOCK = "run.lock"
@@ -131,13 +132,19 @@ class RunLock:
             return
 
 
+def holder_of(path: Path) -> tuple[int, str] | None:
+    """Return process id and host in a lock file: of the process that holds the lock, or was killed with it."""
+    match = _parsed(_read(path))
+    return None if match is None else (int(match[1]), match[2])
+
+
 def is_lock(path: Path) -> bool:
     """Return whether this module wrote a file."""
     with contextlib.suppress(OSError):
         return (
             not path.is_symlink()
             and path.is_file()
-            and (path.stat().st_size == 0 or bool(_parsed(_read(path))))
+            and (path.stat().st_size == 0 or holder_of(path) is not None)
         )
     return False
 
@@ -147,15 +154,11 @@ def _me() -> str:
 
 
 def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(_LONGEST).decode("utf-8", "replace").strip()
-    except OSError:
-        return ""
+    return read_part(path, _LONGEST, is_end=False).decode("utf-8", "replace").strip()
 
 
 def _parsed(owner: str) -> re.Match[str] | None:
-    return re.fullmatch(r"process (\d+) on (.+)", owner)
+    return re.fullmatch(r"process (\d{1,10}) on (.{1,255})", owner)
 
 
 def _lives(owner: str) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from samebits.cli.main import run as command
+from tests.damage import DAMAGE
 from tests.unit.inference.whole_runs import RESUME, checkpoints, result
 
 FILES = ["config.yaml", "dataset_info.json", "result.json", "weights.safetensors", "metrics.jsonl", "environment.json",
@@ -23,31 +24,20 @@ COMMANDS = [["eval", "run", "--json"], ["eval", "run", "--checkpoint", "best", "
 
 def mutate(path: Path, numbers: random.Random) -> str:
     """Damage a file in some way."""
+    kind = numbers.choice([*DAMAGE, "flipped", "another line", "another value"])
     content = path.read_bytes()
-    bits = bytearray(content or b"\0")
-    bits[numbers.randrange(len(bits))] ^= 1 << numbers.randrange(8)
-    lines = content.splitlines(keepends=True) or [b""]
-    lines[numbers.randrange(len(lines))] = numbers.choice([b"unknown: 3\n", b"- 1\n", b"seed: 9\n", b"{}\n", b""])
-    written = {
-        "cut": content[: numbers.randrange(len(content) + 1)], "flipped": bytes(bits), "empty": b"",
-        "list": b"[1, 2, 3]\n", "binary": numbers.randbytes(500), "deep": b"[" * 100_000,
-        "another line": b"".join(lines), "another value": _other_value(content, numbers),
-    }  # fmt: skip
-    kinds = [*written, "folder", "link", "loop", "pipe", "endless", "huge", "missing"]
-    kind = numbers.choice(kinds)
-    if kind in written:
-        path.write_bytes(written[kind])
-        return kind
-    if kind == "huge":
-        os.truncate(path, 30 << 30)  # of holes
-        return kind
-    path.unlink()
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind != "missing":
-        path.symlink_to({"link": "/etc/hostname", "loop": path.name, "endless": "/dev/zero"}[kind])
+    if kind == "flipped":
+        bits = bytearray(content or b"\0")
+        bits[numbers.randrange(len(bits))] ^= 1 << numbers.randrange(8)
+        path.write_bytes(bits)
+    elif kind == "another line":
+        lines = content.splitlines(keepends=True) or [b""]
+        lines[numbers.randrange(len(lines))] = numbers.choice([b"unknown: 3\n", b"- 1\n", b"seed: 9\n", b"{}\n", b""])
+        path.write_bytes(b"".join(lines))
+    elif kind == "another value":
+        path.write_bytes(_other_value(content, numbers))
+    else:
+        DAMAGE[kind](path)
     return kind
 
 

@@ -1,7 +1,6 @@
 """One corpus of damaged run folders through all readers: what is whole is read, and an error has a text."""
 
 import json
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,38 +13,13 @@ from samebits.provenance.run_files import RunFiles
 from samebits.run_views.history import read_history
 from samebits.run_views.page.build import report_page
 from samebits.run_views.summary import read_summary
+from tests.damage import DAMAGE
 from tests.unit.run_views.folders import make_run
 
 FILES = ("config.yaml", "config.diff.yaml", "environment.json", "metrics.jsonl", "result.json", "checkpoints/best.json",
          "provenance.json", "dataset_info.json", "run.lock", "logs/rank-0.log", "logs/launcher.log")  # fmt: skip
 
 
-def _content(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
-    return lambda path: path.write_bytes(change(path.read_bytes() if path.exists() else b"{}"))
-
-
-def _other(make: Callable[[Path], object]) -> Callable[[Path], object]:
-    return lambda path: (path.unlink(missing_ok=True), make(path))
-
-
-DAMAGE = {
-    "cut": _content(lambda content: content[: len(content) // 2]),
-    "empty": _content(lambda content: b""),
-    "binary": _content(lambda content: bytes(range(256)) * 4),
-    "not UTF-8": _content(lambda content: content.replace(b"e", b"\xff")),
-    "a list": _content(lambda content: b"[1, 2, 3]\n"),
-    "a number": _content(lambda content: b"7\n"),
-    "deep": _content(lambda content: b"[" * 100_000),
-    "other values": _content(lambda content: content.replace(b"0", b"null").replace(b'"', b"")),
-    "other types": _content(lambda content: b'{"worlds": 3, "metrics": [], "best": 1, "seconds": {"all": "x"}}\n'),
-    "huge numbers": _content(lambda content: b'{"kind": "train", "step": 1e400, "steps": ' + b"9" * 4000 + b"}\n"),
-    "missing": _other(lambda path: None),
-    "a folder": _other(lambda path: path.mkdir()),
-    "a pipe": _other(os.mkfifo),
-    "endless": _other(lambda path: path.symlink_to("/dev/zero")),
-    "a link to itself": _other(lambda path: path.symlink_to(path.name)),
-    "of holes": lambda path: (path.touch(), os.truncate(path, 30 << 30)),
-}  # fmt: skip
 STRICT = ("settings", "result", "environment", "best", "worlds", "evaluations")
 
 
