@@ -203,6 +203,6 @@ def test_pictures_are_opened_in_one_place(repo: Path) -> None:
     }
     assert found == {
         "src/samebits/data/images.py",
-        "src/samebits/run_views/page/chart.py",  # a run's own PNG files, made smaller
+        "src/samebits/run_views/page/sections.py",  # a run's own PNG files, made smaller
         "src/samebits/report/pictures.py",  # the comment of a picture that a run has drawn, of two formats
     }
