@@ -133,11 +133,11 @@ def _reader_lost(pid: int | str, how: str) -> ReaderLost:
     )
 
 
-class Batches(Protocol):
+class BatchSource(Protocol):
     """What a step reads its micro-batches from: a `Loader`, or what observes one."""
 
     def batch(self, indices: IntArray, keys: KeyArray, *, again: bool = False) -> Batch:
-        """Return the next batch; see `Loader.batch`."""
+        """Return the next batch of (N,) samples, with (N,) keys; see `Loader.batch`."""
 
 
 class Loader:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 
 from samebits.cluster.activity import COMPUTING, READING
-from samebits.data.loader import Batches
+from samebits.data.loader import BatchSource
 from samebits.data.order import MicroBatch, Step
 from samebits.engine.forward import forward
 from samebits.engine.job import Job
@@ -22,7 +22,7 @@ from samebits.optim.schedule import factor
 
 
 def run_step(
-    job: Job, step: Step, loader: Batches, flags: Callable[[], StepFlags] = lambda: StepFlags(0)
+    job: Job, step: Step, loader: BatchSource, flags: Callable[[], StepFlags] = lambda: StepFlags(0)
 ) -> StepResult:
     """Run one optimizer step. `flags` returns rank 0's decisions for all ranks, and is called after the passes."""
     optim = job.config.optim

@@ -27,7 +27,7 @@ _NO_TERMS = (
     "loss", "lr", "grad_norm", "samples_per_s", "seconds", "data_wait", "loss_scale", "overflow_steps", "memory_gb",
     "gpu_use", "mfu",
 )  # fmt: skip
-# Settings that say what was trained, with all of the model's.
+# Settings that show what was trained, with all of the model's.
 _SHOWN = (
     "data.name", "data.root", "epochs", "max_steps", "global_batch", "micro_batch", "optim.name", "optim.lr",
     "optim.schedule", "precision", "seed",
