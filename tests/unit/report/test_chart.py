@@ -76,7 +76,7 @@ def test_the_metric_is_not_drawn_twice_where_it_is_the_loss(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["loss.svg"]
 
 
-@pytest.mark.parametrize("metric", ["雏菊", "<script>", "a\x00b", "x" * 500, "top-1 & more"])
+@pytest.mark.parametrize("metric", ["雏菊", "<script>", "a\x00b", "x" * 500, "a & more"])
 def test_a_name_of_a_metric_is_text_of_the_drawing(tmp_path: Path, metric: str) -> None:
     draw(tmp_path, evaluations=[{**each, metric: each["top1"]} for each in EVALUATIONS], metric=metric[:80])
     if len(metric) <= 80:
