@@ -231,6 +231,18 @@ def test_a_lost_rank_is_named_with_a_command_that_there_is(tmp_path: Path) -> No
     assert "Start the same command again; --max-restarts N does so automatically." in errors
 
 
+def test_a_script_for_gpus_runs_on_cpus_where_it_is_asked_to(tmp_path: Path) -> None:
+    assert "no CUDA device" in launch(tmp_path, "--as", 3, LAUNCHED / "gpus.py", code=1)
+    one = launch(tmp_path, "--as", 3, "--cuda-on-cpu", LAUNCHED / "gpus.py")
+    assert "0 bytes of cpu" in one
+    assert sha256(one) == sha256(launch_on((2, 1), tmp_path, "--cuda-on-cpu", LAUNCHED / "gpus.py"))
+
+
+def test_a_script_that_finds_no_gpu_is_told_the_flag(tmp_path: Path) -> None:
+    (tmp_path / "needs.py").write_text("import torch\ntorch.ones(2).cuda()\n")
+    assert "samebits launch --cuda-on-cpu" in launch(tmp_path, "--as", 2, "needs.py", code=1)
+
+
 def test_a_resume_without_the_optimizers_state_is_named(tmp_path: Path) -> None:
     script = (LAUNCHED / "tutorial.py", 3, "x.pt")
     launch(tmp_path, "--as", 2, LAUNCHED / "tutorial.py", 2, "x.pt")

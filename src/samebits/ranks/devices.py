@@ -6,6 +6,8 @@
 
 Ranks of one GPU take turns: a rank holds the baton while it computes, and gives it away in each collective call, where
 it waits for the others anyway. So the activations of one rank are alive at a time.
+
+With `--cuda-on-cpu` the GPU that each rank was dealt is the CPU.
 """
 
 import fcntl
@@ -14,14 +16,18 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+ONE_GPU = "cuda:0"
+CPU = "cpu"
 # A rank that waits this long for its turn continues without: the one before it may wait for a file of this one.
 PATIENCE_S = 60.0
 # With less free memory than this share, a rank that gives the baton away hands cached memory back.
@@ -33,19 +39,23 @@ def deal(rank: int, num_ranks: int, gpus: Sequence[str]) -> str:
     return gpus[rank * len(gpus) // num_ranks]
 
 
-def mapped(device: Any) -> Any:
-    """Return what stands for a GPU in a call, for the only one of this process; other values as they are."""
-    if isinstance(device, str) and re.fullmatch(r"cuda:\d+", device):
-        return "cuda:0"
-    if isinstance(device, torch.device) and device.type == "cuda" and device.index:
-        return torch.device("cuda", 0)
-    if isinstance(device, int) and not isinstance(device, bool) and device > 0:
-        return 0
+def mapped(device: Any, place: str = ONE_GPU) -> Any:
+    """Return what stands for a GPU in a call, which is `place`; other values as they are."""
+    if isinstance(device, str) and re.fullmatch(r"cuda(:\d+)?", device):
+        return place
+    if isinstance(device, torch.device) and device.type == "cuda":
+        return torch.device(place)
+    if isinstance(device, int) and not isinstance(device, bool):
+        return 0 if place == ONE_GPU else place
     return device
 
 
 class DealtDevice(TorchFunctionMode):
-    """Lets all calls of torch that name a GPU reach the only one of this process."""
+    """Lets all calls of torch that name a GPU reach `place`: the only GPU of this process, or the CPU."""
+
+    def __init__(self, place: str = ONE_GPU) -> None:
+        super().__init__()
+        self._place = place
 
     def __torch_function__(
         self,
@@ -56,16 +66,60 @@ class DealtDevice(TorchFunctionMode):
     ) -> Any:
         """Call a function of torch with other devices."""
         name = getattr(func, "__name__", "")
+        if self._place == CPU and name in ("cuda", "pin_memory"):  # it is there already
+            return args[0]
         # An integer is a device only as the first argument of these two.
         is_move = name in ("to", "cuda")
         args = tuple(
-            mapped(each) if not isinstance(each, int) or (is_move and number == 1) else each
+            mapped(each, self._place)
+            if not isinstance(each, int) or (is_move and number == 1)
+            else each
             for number, each in enumerate(args)
         )
         given = {
-            key: mapped(each) if key == "device" else each for key, each in (kwargs or {}).items()
+            key: mapped(each, self._place) if key == "device" else each
+            for key, each in (kwargs or {}).items()
         }
         return func(*args, **given)
+
+
+# What scripts call of torch.cuda and torch.accelerator besides moving tensors, where the GPU is the CPU.
+_WITHOUT_EFFECT = (
+    "set_device", "set_device_index", "synchronize", "empty_cache", "init", "ipc_collect", "reset_peak_memory_stats",
+    "reset_max_memory_allocated", "set_rng_state", "set_rng_state_all",
+)  # fmt: skip
+_NO_BYTES = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+
+
+def use_cpu_as_gpu(rank: int, num_ranks: int) -> None:
+    """Let the script see a GPU for each rank that is the CPU, for the rest of this process."""
+    DealtDevice(CPU).__enter__()  # type: ignore[no-untyped-call]
+
+    def gives(value: Any) -> Callable[..., Any]:
+        return lambda *_, **__: value
+
+    no_state = torch.empty(0, dtype=torch.uint8)
+    values = {
+        "is_available": True, "is_bf16_supported": True, "device_count": num_ranks, "current_device": rank,
+        "current_device_index": rank, "current_accelerator": torch.device("cuda"), "get_device_name": CPU,
+        "get_rng_state": no_state, "get_rng_state_all": [no_state] * num_ranks,
+        "device": nullcontext(), "device_index": nullcontext(),
+        **dict.fromkeys(_WITHOUT_EFFECT), **dict.fromkeys(_NO_BYTES, 0),
+    }  # fmt: skip
+    for module in (torch.cuda, torch.accelerator):
+        for name in values.keys() & vars(module):
+            setattr(module, name, gives(values[name]))
+    torch.load = _with_mapped_location(torch.load, CPU)
+    # Its thread would ask for a GPU.
+    DataLoader.pin_memory = property(gives(False), gives(None))  # type: ignore[assignment]
+    plain = DistributedDataParallel.__init__
+
+    @wraps(plain)
+    def wrap(self: Any, module: Any, *_: Any, **kwargs: Any) -> None:
+        # Without the numbers of GPUs, which a module on a CPU does not have.
+        plain(self, module, **{**kwargs, "device_ids": None, "output_device": None})
+
+    DistributedDataParallel.__init__ = wrap  # type: ignore[method-assign]
 
 
 def use_dealt_device(num_ranks: int) -> None:
@@ -94,12 +148,14 @@ def _with_mapped_device(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _with_mapped_location(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _with_mapped_location(plain: Callable[..., Any], place: str = ONE_GPU) -> Callable[..., Any]:
     @wraps(plain)
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if isinstance(map_location, dict):
-            map_location = {mapped(old): mapped(new) for old, new in map_location.items()}
-        return plain(f, mapped(map_location), *args, **kwargs)
+            map_location = {
+                mapped(old, place): mapped(new, place) for old, new in map_location.items()
+            }
+        return plain(f, mapped(map_location, place), *args, **kwargs)
 
     return load
 

@@ -9,6 +9,7 @@ whatever machines the ranks are.
 import atexit
 import multiprocessing
 import os
+import re
 import resource
 import runpy
 import sys
@@ -27,7 +28,7 @@ from samebits.frames import error_line
 from samebits.launch import cleanup
 from samebits.module.determinism import set_kernels
 from samebits.own_loop.ending import fault_at_end, leave_errors_to_launcher, named_error
-from samebits.ranks.devices import VISIBLE, Baton, deal, use_dealt_device
+from samebits.ranks.devices import VISIBLE, Baton, deal, use_cpu_as_gpu, use_dealt_device
 from samebits.ranks.doors import Doors, Generators
 from samebits.ranks.trained import TrainedModules, write_trace
 from samebits.storage.weights import weights_sha256
@@ -53,7 +54,8 @@ class Script:
     gpus: Sequence[str] = ()
     folder: str = ""  #: A temporary folder of this machine's ranks.
     is_dry_run: bool = False  #: End after the first step, with a description of it.
-    trace: str = ""  #: FOLDER:STEPS, to compare the first steps; see `trace.py`.
+    trace: str = ""  #: FOLDER:STEPS, to compare the first steps; see `trained.write_trace`.
+    has_cpu_for_gpu: bool = False  #: The script sees a GPU for each rank, which is the CPU.
 
 
 class _Ended(SystemExit):
@@ -84,6 +86,9 @@ def run_script(script: Script) -> int:
     doors = Doors(here.rank, here.world_size, address, generators, baton)
     if script.gpus:
         use_dealt_device(here.world_size)
+    elif script.has_cpu_for_gpu:
+        os.environ[VISIBLE] = ""  # also one that is there
+        use_cpu_as_gpu(here.rank, here.world_size)
     rank = _Rank(script, here.rank, here.world_size, doors, generators)
     if baton is not None:
         baton.take()
@@ -100,6 +105,11 @@ def run_script(script: Script) -> int:
         if (named := named_error(error)) is not None:
             named.slots.setdefault("where", error_line(error))
             raise named from error
+        if not script.gpus and re.search(r"CUDA|NVIDIA", str(error)):
+            error.add_note(
+                "This machine has no GPU. samebits launch --cuda-on-cpu shows the script a GPU for each rank, which "
+                "is the CPU."
+            )
         raise
     finally:
         if baton is not None:

@@ -55,7 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("--log-dir", "--local-ranks-filter"):
         parser.add_argument(name, name.replace("-", "_").replace("__", "--"), default="")
     parser.add_argument("-t", "--tee", default="")
-    for names in (("-m", "--module"), ("--standalone",), ("--dry-run", "--dry_run")):
+    for names in (
+        ("-m", "--module"),
+        ("--standalone",),
+        ("--dry-run", "--dry_run"),
+        ("--cuda-on-cpu",),
+    ):
         parser.add_argument(*names, action="store_true")
     parser.add_argument("--trace", default="", help=argparse.SUPPRESS)  # of `samebits check`
     parser.add_argument("script")
@@ -96,7 +101,8 @@ def start(arguments: Sequence[str], report: Callable[[str], None]) -> int:
     with scratch.scratch_folder(Path(tempfile.gettempdir())) as folder:
         script = Script(
             given.script, given.arguments, given.module, given.seed or 0, _shown(given), given.log_dir,
-            tuple(visible_gpus()), str(folder), given.dry_run, given.trace,
+            () if given.cuda_on_cpu else tuple(visible_gpus()), str(folder), given.dry_run, given.trace,
+            given.cuda_on_cpu,
         )  # fmt: skip
         nodes = _rendezvous(given, nnodes, sum(shares)) if nnodes > 1 else None
         if not given.node_rank:

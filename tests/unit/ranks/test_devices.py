@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from samebits.ranks.devices import DealtDevice, deal, mapped
+from samebits.ranks.devices import CPU, DealtDevice, deal, mapped
 from tests.runs import environment
 
 
@@ -23,7 +23,7 @@ def test_neighbors_share_a_gpu(num_ranks: int, gpus: str, dealt: str) -> None:
     ("given", "found"),
     [
         ("cuda:5", "cuda:0"),
-        ("cuda", "cuda"),
+        ("cuda", "cuda:0"),
         ("cpu", "cpu"),
         (5, 0),
         (True, True),
@@ -35,6 +35,35 @@ def test_neighbors_share_a_gpu(num_ranks: int, gpus: str, dealt: str) -> None:
 def test_a_gpu_stands_for_the_only_one(given: object, found: object) -> None:
     assert mapped(given) == found
     assert type(mapped(given)) is type(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("cuda", "cpu"),
+        ("cuda:5", "cpu"),
+        (5, "cpu"),
+        (True, True),
+        (torch.device("cuda", 5), torch.device("cpu")),
+        ("meta", "meta"),
+        (None, None),
+    ],
+)
+def test_the_cpu_stands_for_a_gpu(given: object, found: object) -> None:
+    assert mapped(given, CPU) == found
+    assert type(mapped(given, CPU)) is type(found)
+
+
+def test_tensors_and_modules_that_are_moved_to_a_gpu_stay_where_they_are() -> None:
+    x = torch.ones(2)
+    with DealtDevice(CPU):
+        assert x.cuda() is x
+        assert x.cuda(5, non_blocking=True) is x
+        assert x.pin_memory() is x
+        assert x.to("cuda:5", non_blocking=True) is x
+        assert x.to(5) is x
+        assert torch.zeros(5, device="cuda").shape == (5,)
+        assert torch.nn.Linear(2, 3).cuda(1).to(torch.device("cuda")).weight.device == torch.device("cpu")
 
 
 def test_calls_that_name_a_gpu_reach_the_only_one_and_sizes_stay() -> None:
