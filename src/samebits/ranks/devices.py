@@ -68,6 +68,8 @@ class DealtDevice(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self._place == CPU and name in ("cuda", "pin_memory"):  # it is there already
             return args[0]
+        if self._place == CPU and func is torch.device:  # scripts look at the type of their device
+            return func(*args, **(kwargs or {}))
         # An integer is a device only as the first argument of these two.
         is_move = name in ("to", "cuda")
         args = tuple(
@@ -91,27 +93,37 @@ _WITHOUT_EFFECT = (
 _NO_BYTES = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 
 
+def _gives(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+class _DoneAtOnce:
+    """What stands for a stream or an event of a GPU: all work is done when a call returns."""
+
+    query = _gives(True)
+    is_capturing = _gives(False)
+    elapsed_time = _gives(0.0)
+    synchronize = wait_stream = wait_event = wait = record = _gives(None)
+
+
 def use_cpu_as_gpu(rank: int, num_ranks: int) -> None:
     """Let the script see a GPU for each rank that is the CPU, for the rest of this process."""
     DealtDevice(CPU).__enter__()  # type: ignore[no-untyped-call]
-
-    def gives(value: Any) -> Callable[..., Any]:
-        return lambda *_, **__: value
-
     no_state = torch.empty(0, dtype=torch.uint8)
     values = {
         "is_available": True, "is_bf16_supported": True, "device_count": num_ranks, "current_device": rank,
         "current_device_index": rank, "current_accelerator": torch.device("cuda"), "get_device_name": CPU,
         "get_rng_state": no_state, "get_rng_state_all": [no_state] * num_ranks,
-        "device": nullcontext(), "device_index": nullcontext(),
+        "device": nullcontext(), "device_index": nullcontext(), "stream": nullcontext(),
+        **dict.fromkeys(("Stream", "Event", "current_stream", "default_stream"), _DoneAtOnce()),
         **dict.fromkeys(_WITHOUT_EFFECT), **dict.fromkeys(_NO_BYTES, 0),
     }  # fmt: skip
     for module in (torch.cuda, torch.accelerator):
         for name in values.keys() & vars(module):
-            setattr(module, name, gives(values[name]))
+            setattr(module, name, _gives(values[name]))
     torch.load = _with_mapped_location(torch.load, CPU)
     # Its thread would ask for a GPU.
-    DataLoader.pin_memory = property(gives(False), gives(None))  # type: ignore[assignment]
+    DataLoader.pin_memory = property(_gives(False), _gives(None))  # type: ignore[assignment]
     plain = DistributedDataParallel.__init__
 
     @wraps(plain)

@@ -23,12 +23,16 @@ def work(gpu: int, num_gpus: int, address: str) -> None:
     net = nn.SyncBatchNorm.convert_sync_batchnorm(net).cuda(gpu)
     model = DistributedDataParallel(net, device_ids=[gpu], output_device=gpu)
     criterion = nn.CrossEntropyLoss().cuda(gpu)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    device = torch.device("cuda", gpu)
+    assert (device.type, torch.accelerator.current_accelerator().type) == ("cuda", "cuda")
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
     scaler = torch.amp.GradScaler("cuda", enabled=True)
     sampler.set_epoch(0)
     for x, y in loader:
         x = x.cuda(gpu, non_blocking=True)
-        y = y.to(f"cuda:{gpu}", non_blocking=True)
+        y = y.to(device, non_blocking=True)
         with torch.autocast("cuda"):
             loss = criterion(model(x), y)
         optimizer.zero_grad()
@@ -38,6 +42,9 @@ def work(gpu: int, num_gpus: int, address: str) -> None:
         total = loss.detach().clone()
         dist.all_reduce(total)
         torch.cuda.synchronize()
+    end.record()
+    torch.cuda.current_stream().wait_stream(torch.cuda.Stream())
+    assert start.elapsed_time(end) >= 0.0
     dist.barrier(device_ids=[gpu])
     if gpu == 0:
         torch.save({"net": net.state_dict(), "random": torch.cuda.get_rng_state_all()}, "gpus.pt")
