@@ -4,62 +4,63 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from torch.distributed import HashStore
 
-from samebits.cluster.signed import Seal, SignedStore
 from samebits.errors import LaunchError
-from samebits.launch.nodes.rendezvous import claim, missing, release
+from samebits.launch.nodes.board import NodeState, check_node_rank, missing_node_ranks, next_view
+from samebits.launch.nodes.rendezvous import compare, describe_run
 from samebits.process_range import ProcessRange, RendezvousConfig
 
-
-def a_store() -> SignedStore:
-    return SignedStore(HashStore(), Seal("a secret of the test", "run"))
-
-
-def nodes(size: int, rank: int | None = 0) -> RendezvousConfig:
-    return RendezvousConfig(ProcessRange(size, size), "127.0.0.1:1", "run", 10.0, 1.0, 10.0, Path("runs/a"), rank=rank)
+MINE = NodeState(1, socket.gethostname(), os.getpid(), 2, "127.0.0.1", 1, rank=1)
+DEAD_PID = 2**22 + 1  # above the largest process id
 
 
-def test_unclaimed_ranks_are_known() -> None:
-    store = a_store()
-    claim(store, 1, 3)
-    assert missing(store, nodes(3)) == "missing node ranks 0 2"
-    assert missing(store, nodes(3, None)) == ""
-    claim(store, 0, 3)
-    release(store, 1)
-    assert missing(store, nodes(3)) == "missing node ranks 1 2"
+def states(*given: NodeState) -> dict[int, NodeState]:
+    return {state.node: state for state in given}
+
+
+def of_rank(rank: int | None, node: int = 0) -> NodeState:
+    return replace(MINE, node=node, rank=rank, host="elsewhere", pid=77)
+
+
+def test_ranks_that_no_machine_has_are_known() -> None:
+    assert missing_node_ranks(states(MINE), 3) == "missing node ranks 0 2"
+    assert missing_node_ranks(states(of_rank(0), MINE), 3) == "missing node rank 2"
+    assert missing_node_ranks(states(of_rank(0), MINE), 2) == ""
+    assert missing_node_ranks(states(replace(MINE, rank=None)), 3) == ""
 
 
 def test_a_rank_that_another_machine_has_is_refused_with_both_names() -> None:
-    store = a_store()
-    store.put("node/1", ["elsewhere", 77])
     with pytest.raises(LaunchError, match="two machines have node rank 1") as caught:
-        claim(store, 1, 2)
+        check_node_rank(MINE, states(of_rank(1), MINE))
     assert f"elsewhere pid 77\n{socket.gethostname()} pid {os.getpid()}" in caught.value.slots["where"]
 
 
-def test_a_rank_whose_launcher_on_this_machine_has_died_is_taken_over() -> None:
-    store = a_store()
-    store.put("node/0", [socket.gethostname(), 2**22 + 1])  # above the largest process id
-    claim(store, 0, 2)
-    assert store.get("node/0") == [socket.gethostname(), os.getpid()]
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(MINE, node=0, pid=DEAD_PID),
+        of_rank(1, node=2),  # it came later, and is refused itself
+        of_rank(0),
+        of_rank(None),
+    ],
+)
+def test_a_rank_of_a_launcher_that_has_died_here_or_came_later_is_free(other: NodeState) -> None:
+    check_node_rank(MINE, states(other, MINE))
+    check_node_rank(replace(MINE, rank=None), states(replace(other, rank=None), MINE))
 
 
 def test_different_numbers_of_machines_are_refused() -> None:
-    store = a_store()
-    claim(store, 0, 2)
-    with pytest.raises(LaunchError, match="node rank 1 was started with --nodes 3, another with --nodes 2"):
-        claim(store, 1, 3)
+    two, three = (
+        describe_run(RendezvousConfig(ProcessRange(n, n), "a:1", "run", 9.0, 1.0, 9.0, Path("runs/a"), rank=0))
+        for n in (2, 3)
+    )
+    assert compare(two, three, True) == ["--nodes: 2 there, 3 here"]
 
 
-def test_a_forged_claim_does_not_count() -> None:
-    for forged in ("x", '["elsewhere", 77]', '- ["elsewhere", 77]', "- 5"):
-        store = a_store()
-        store.store.set("node/0", forged)
-        store.store.set("num_nodes", forged)
-        assert missing(store, nodes(2)) == "missing node ranks 0 1"
-        claim(store, 0, 2)
-        assert store.get("node/0") == [socket.gethostname(), os.getpid()]
+def test_ranks_of_processes_follow_the_ranks_of_machines() -> None:
+    view = next_view(0, [MINE, of_rank(0, node=2)], set(), 2)
+    assert [(node, first) for node, first, _ in view.members] == [(2, 0), (1, 2)]

@@ -23,7 +23,14 @@ from samebits.cluster.timeout import REPORT_EVERY_S
 from samebits.errors import LaunchError
 from samebits.launch.crew.crew import POLL_S, Crew, Entry, LocalRanks, MemberProcess, start_member
 from samebits.launch.crew.recovery import Recovery
-from samebits.launch.nodes.board import NodeState, NodeView, StoreBoard, next_view
+from samebits.launch.nodes.board import (
+    NodeState,
+    NodeView,
+    StoreBoard,
+    check_node_rank,
+    missing_node_ranks,
+    next_view,
+)
 from samebits.launch.nodes.rendezvous import (
     ANSWER_S,
     NodeRendezvous,
@@ -94,7 +101,6 @@ class RestartingCrew(Crew):
     def end(self, code: int, text: str) -> None:
         """Leave the other nodes, or end the run on all of them with an exit code and a text."""
         if self.is_leaving:
-            self._rendezvous.leave()
             self._board.leave()
         else:
             store = self._rendezvous.store
@@ -156,8 +162,10 @@ class RestartingCrew(Crew):
                 self._enter(view, mine[0])
                 return
             self._publish(ready=view.number + 1)  # it has begun without this node
+        check_node_rank(self._state, states)
+        missing = missing_node_ranks(states, nodes.size.most)
         if (waited_s := time.monotonic() - self._began) > nodes.join_timeout_s:
-            given = self._rendezvous.missing() or f"{len(states)} have joined"
+            given = missing or f"{len(states)} have joined"
             raise gave_up_waiting(nodes, given, self._rendezvous.refusal())
         if waited_s >= self._next_report_s:
             # Doubled up to a minute: a machine may be missing for hours, and its log should stay short.
@@ -167,10 +175,8 @@ class RestartingCrew(Crew):
             )
             shown = {*states} if view is None else view.nodes & states.keys()
             what = describe_wait(nodes, len(shown), board.names(shown), wait, waited_s)
-            what = "\n  ".join(
-                filter(None, [what, self._rendezvous.missing(), self._rendezvous.refusal()])
-            )
-            self._supervisor.report(what)
+            lines = [what, missing, self._rendezvous.refusal()]
+            self._supervisor.report("\n  ".join(filter(None, lines)))
 
     def _enter(self, view: NodeView, first_rank: int) -> None:
         before = self._last_nodes

@@ -17,9 +17,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 
+from samebits.cluster.rendezvous import ranks_text
 from samebits.cluster.signed import SignedStore
 from samebits.cluster.views.membership import View
+from samebits.errors import LaunchError
 from samebits.launch.nodes.rendezvous import ANSWER_S
+from samebits.scratch import is_running
 
 # How often the thread exchanges states; a change of this node's own is written at once.
 EXCHANGE_S = 0.05
@@ -117,6 +120,35 @@ def next_view(number: int, ready: list[NodeState], members: set[int], most: int)
         placed.append((state.node, first, state.num_procs))
         first += state.num_procs
     return NodeView(number, tuple(placed), first, chosen[0].address, chosen[0].port)
+
+
+def check_node_rank(mine: NodeState, states: Mapping[int, NodeState]) -> None:
+    """Check that no launcher which came before this one has the rank that its user gave it.
+
+    Raises:
+        LaunchError: Another one has it.
+    """
+    for other in states.values():
+        has_died = other.host == mine.host and not is_running(other.pid)
+        if (
+            mine.rank is not None
+            and other.rank == mine.rank
+            and other.node < mine.node
+            and not has_died
+        ):
+            raise LaunchError(
+                f"two machines have node rank {mine.rank}",
+                where=f"{other.host} pid {other.pid}\n{mine.host} pid {mine.pid}",
+                fix="Give each machine its own --node-rank, counted from 0. If the first one is lost, stop all "
+                "machines and start them again.",
+            )
+
+
+def missing_node_ranks(states: Mapping[int, NodeState], num_nodes: int) -> str:
+    """Return which ranks no machine has, for users; empty if users have given none."""
+    ranks = {state.rank for state in states.values()}
+    absent = [rank for rank in range(num_nodes) if None not in ranks and rank not in ranks]
+    return f"missing node {ranks_text(absent)}" if absent else ""
 
 
 class Silence:

@@ -1,6 +1,6 @@
 """Rendezvous of several machines' launchers: one serves a small store at the endpoint, and every launcher joins there.
 
-    open the store ─ admission (same run?) ─ agree on a key ─ claim a node rank
+    open the store ─ admission (same run?) ─ agree on a key
 
 A "node" is torch's word for one launcher with its processes. What the launchers exchange after that is in `board`.
 Every store call can block forever on a dead link, so each runs in a thread with a deadline.
@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
 from samebits.cluster.address import port_holder, split_endpoint, store_address
-from samebits.cluster.rendezvous import ranks_text
 from samebits.cluster.signed import SignedStore, peek
 from samebits.cluster.store import open_for_nodes
 from samebits.cluster.timeout import as_clock, call_with_timeout
@@ -29,7 +28,6 @@ from samebits.errors import LaunchError, cannot_make, printable
 from samebits.launch.nodes import auth
 from samebits.open_files import out_of_files
 from samebits.process_range import ProcessRange, RendezvousConfig
-from samebits.scratch import is_running
 
 # What a launcher that waits for other nodes reports: who has joined or was refused, and why it gives up.
 
@@ -120,59 +118,6 @@ def gave_up_waiting(nodes: RendezvousConfig, given: str, cause: str = "") -> Lau
         cause=cause,
         fix="Start the same command on the missing machines.",
     )
-
-
-# Claims of node ranks that users assigned: each rank belongs to one launcher, and the missing ones are known.
-
-
-def claim(store: SignedStore, rank: int, num_nodes: int) -> None:
-    """Claim a node rank for this launcher.
-
-    Raises:
-        LaunchError: Another launcher has the rank, or was started with another number of machines.
-    """
-    first = store.put_first("num_nodes", num_nodes)
-    if first != num_nodes:
-        raise LaunchError(
-            f"the numbers of machines differ: node rank {rank} was started with --nodes {num_nodes}, "
-            f"another with --nodes {first}",
-            fix="Start all machines with the same --nodes.",
-        )
-    # Host and process id together: two launchers on one machine are two claims.
-    mine = [socket.gethostname(), os.getpid()]
-    found = store.put_first(_key(rank), mine)
-    if found == mine:
-        return
-    host, pid = found
-    if host == mine[0] and not is_running(pid):  # that launcher has died, and was started again
-        store.put(_key(rank), mine)
-        return
-    raise LaunchError(
-        f"two machines have node rank {rank}",
-        where=f"{host} pid {pid}\n{mine[0]} pid {mine[1]}",
-        fix=f"Give each machine its own --node-rank, 0 to {num_nodes - 1}. If the first one is lost for good, "
-        "stop all machines and resume with --resume auto.",
-    )
-
-
-def release(store: SignedStore, rank: int) -> None:
-    """Release a node rank."""
-    # The key is deleted, since the store has no other way to let `put_first` succeed again.
-    store.store.delete_key(_key(rank))
-
-
-def missing(store: SignedStore, nodes: RendezvousConfig) -> str:
-    """Return which node ranks no launcher has claimed, for users; empty if the user has not assigned node ranks."""
-    absent = [
-        rank
-        for rank in range(nodes.size.most)
-        if nodes.rank is not None and store.get(_key(rank)) is None
-    ]
-    return f"missing node {ranks_text(absent)}" if absent else ""
-
-
-def _key(rank: int) -> str:
-    return f"node/{rank}"
 
 
 # Decide which launchers may join the run at a rendezvous address.
@@ -286,9 +231,6 @@ def describe_run(nodes: RendezvousConfig) -> dict[str, Any]:
     # KeyError: a container may run under a user id without a name.
     with suppress(OSError, KeyError):
         user = getpass.getuser()
-    shared = dict(nodes.shared)
-    if nodes.rank is None:  # otherwise `rank_claims.claim` compares it
-        shared["--nodes"] = str(nodes.size)
     return {
         "run": nodes.run_id,
         "host": socket.gethostname(),
@@ -297,7 +239,7 @@ def describe_run(nodes: RendezvousConfig) -> dict[str, Any]:
         "folder": str(nodes.folder.absolute()),
         "typed": str(nodes.folder),
         "inode": _inode(nodes.folder),
-        "shared": shared,
+        "shared": {**nodes.shared, "--nodes": str(nodes.size)},
     }
 
 
@@ -405,8 +347,6 @@ class NodeRendezvous:
             run = PrefixStore(f"samebits/{nodes.run_id}", self._store)
             self.key = self._agree_on_key(run, is_first)
             self.store = SignedStore(run, auth.nodes_seal(self.key, nodes))
-            if (rank := nodes.rank) is not None:
-                self.wait(lambda: claim(self.store, rank, nodes.size.most), ANSWER_S)
         except BaseException as error:
             note = as_note(error)
             self.query(lambda: report_refusal(self._store, note))
@@ -483,18 +423,9 @@ class NodeRendezvous:
             self._check()
             time.sleep(0.1)
 
-    def missing(self) -> str:
-        """Return which node ranks are missing, if the user has assigned them."""
-        return self.query(lambda: missing(self.store, self.nodes)) or ""
-
     def refusal(self) -> str:
         """Return what the last refused launcher reported; empty if none was refused."""
         return self.query(lambda: read_refusal(self._store)) or ""
-
-    def leave(self) -> None:
-        """Let another launcher have this one's node rank."""
-        if (rank := self.nodes.rank) is not None:
-            self.query(lambda: release(self.store, rank))
 
     def end(self, code: int, text: str, has_been_read: Callable[[], bool] = lambda: True) -> None:
         """End the run on all nodes; the first to call this sets the result. The server waits until it is read."""
