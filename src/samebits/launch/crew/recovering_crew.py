@@ -13,23 +13,20 @@ SIGTERM is the notice that a machine goes. It leaves if enough others stay and i
 and after Ctrl-C, the run stops and saves.
 """
 
-import os
 import signal
-import socket
 import time
 from dataclasses import replace
 
 from torch.distributed import TCPStore
 
-from samebits.cluster.address import address_towards, split_endpoint
 from samebits.cluster.store import serve_store
 from samebits.cluster.views.membership import View, broken_mark, write_view
 from samebits.errors import LaunchError
-from samebits.launch.crew.crew import POLL_S, VIEWS_FILE, Crew, Entry, LocalRanks, MemberProcess
+from samebits.launch.crew.crew import POLL_S, VIEWS_FILE, Entry, LocalRanks, MemberProcess
+from samebits.launch.crew.node_crew import NodeCrew
 from samebits.launch.crew.recovery import STOPPED_S, Recovery
-from samebits.launch.nodes.board import MemberState, NodeState, StoreBoard
+from samebits.launch.nodes.board import MemberState, NodeState
 from samebits.launch.nodes.rendezvous import (
-    ANSWER_S,
     FIX,
     LINGER_S,
     NodeRendezvous,
@@ -46,7 +43,7 @@ NOTICE_S = 1.0
 LEAVING = "this machine leaves the run if the others stay"
 
 
-class RecoveringCrew(Crew):
+class RecoveringCrew(NodeCrew[View]):
     """The processes of one machine of several: `max_restarts` are replaced; it leaves with less than `min_procs`."""
 
     def __init__(
@@ -54,27 +51,15 @@ class RecoveringCrew(Crew):
         rendezvous: NodeRendezvous,
     ) -> None:  # fmt: skip
         super().__init__(
-            entry, supervisor, num_procs, min_procs, max_restarts, Recovery(True, STOPPED_S)
-        )
-        self._rendezvous = rendezvous
-        self._nodes = rendezvous.nodes
-        self._address = address_towards(*split_endpoint(self._nodes.endpoint))
-        mine = NodeState(
-            0,
-            socket.gethostname(),
-            os.getpid(),
+            entry,
+            supervisor,
             num_procs,
-            self._address,
-            0,
-            serves=rendezvous.serves,
+            min_procs,
+            max_restarts,
+            Recovery(True, STOPPED_S),
+            rendezvous,
+            View,
         )
-        self._board: StoreBoard[View] = rendezvous.wait(
-            lambda: StoreBoard(
-                rendezvous.store, self._nodes.node_timeout_s, mine, View, rendezvous.is_served
-            ),
-            ANSWER_S,
-        )
-        self._state = replace(mine, node=self._board.node)
         self._proposed: tuple[View, TCPStore] | None = (
             None  # the last view that this launcher named
         )
@@ -84,9 +69,7 @@ class RecoveringCrew(Crew):
         self._ended_numbers: set[int] = set()
         self._members_before: set[int] = set()
         self._states: dict[int, NodeState] = {}
-        self._began = self._enough_since = time.monotonic()
         self._is_stopping = self._is_complete = False
-        self.is_leaving = False  #: This node leaves the run, and the others continue.
         self._noticed_at = 0.0
         self._lost_leader: int | None = None  # the last one that was reported as lost
         stops = supervisor.on_stop
@@ -364,19 +347,14 @@ class RecoveringCrew(Crew):
         return True
 
     def _begin_first(self) -> None:
-        now = time.monotonic()
         # One that has just come has not reported yet which processes it will start.
         joined = {node: state for node, state in self._states.items() if state.members}
-        num_nodes = len(joined)
-        size = self._nodes.size
-        if num_nodes < size.least:
-            self._enough_since = now
-            if now - self._began > self._nodes.join_timeout_s:
+        is_enough = self._is_enough(len(joined))
+        if len(joined) < self._nodes.size.least:
+            if time.monotonic() - self._began > self._nodes.join_timeout_s:
                 refusal = self._rendezvous.refusal()
-                raise gave_up_waiting(self._nodes, f"{num_nodes} have joined", refusal)
-        elif min(joined) == self._board.node and (
-            num_nodes >= size.most or now - self._enough_since > self._nodes.last_call_s
-        ):
+                raise gave_up_waiting(self._nodes, f"{len(joined)} have joined", refusal)
+        elif min(joined) == self._board.node and is_enough:
             self._begin(
                 sorted(n for state in joined.values() for n in state.members),
                 is_urgent=True,
@@ -384,10 +362,9 @@ class RecoveringCrew(Crew):
 
     def _begin(self, numbers: list[int], *, is_urgent: bool) -> None:
         number = self._view.number + 1
-        store = serve_store(self._address, 0, self._address, 60.0, "the launcher")
+        address = self._state.address
+        store = serve_store(address, 0, address, 60.0, "the launcher")
         urgent = number if is_urgent else self._view.urgent
-        mine = View(
-            number, store.port, tuple(numbers), urgent, False, self._address, self._board.node
-        )
+        mine = View(number, store.port, tuple(numbers), urgent, False, address, self._board.node)
         self._proposed = mine, store
         self._board.begin(mine)

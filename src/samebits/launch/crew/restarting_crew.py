@@ -10,29 +10,25 @@ one have ended it or are lost. After a failure, processes resume from the newest
 they save before they stop, so no step is lost.
 """
 
-import os
 import signal
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from samebits.cluster.address import address_towards, split_endpoint
 from samebits.cluster.timeout import REPORT_EVERY_S
 from samebits.errors import LaunchError
-from samebits.launch.crew.crew import POLL_S, Crew, Entry, LocalRanks, MemberProcess, start_member
+from samebits.launch.crew.crew import POLL_S, Entry, LocalRanks, MemberProcess, start_member
+from samebits.launch.crew.node_crew import NodeCrew
 from samebits.launch.crew.recovery import Recovery
 from samebits.launch.nodes.board import (
     NodeState,
     NodeView,
-    StoreBoard,
     check_node_rank,
     missing_node_ranks,
     next_view,
 )
 from samebits.launch.nodes.rendezvous import (
-    ANSWER_S,
     NodeRendezvous,
     Wait,
     describe_wait,
@@ -46,34 +42,20 @@ from samebits.launch.worker import WorkerResult
 STOP_REASON_S = 3.0
 
 
-class RestartingCrew(Crew):
+class RestartingCrew(NodeCrew[NodeView]):
     """The processes of one machine of several: all restart `max_restarts` times, then fewer, down to `min_procs`."""
 
     def __init__(
         self, entry: Entry, supervisor: Supervisor, num_procs: int, min_procs: int, max_restarts: int,
         rendezvous: NodeRendezvous,
     ) -> None:  # fmt: skip
-        super().__init__(entry, supervisor, num_procs, min_procs, max_restarts, Recovery())
-        self._rendezvous = rendezvous
-        self._nodes = rendezvous.nodes
+        super().__init__(
+            entry, supervisor, num_procs, min_procs, max_restarts, Recovery(), rendezvous, NodeView
+        )
         # Whether the run continues, or waits, after a node is lost.
         self._waits_for_nodes = self._nodes.size.is_elastic or max_restarts > 0
-        address = address_towards(*split_endpoint(self._nodes.endpoint)) or socket.getfqdn()
-        port = self._port.renew("")
-        rank = self._nodes.rank
-        serves = rendezvous.serves
-        mine = NodeState(
-            0, socket.gethostname(), os.getpid(), num_procs, address, port, rank, serves
-        )
-        timeout_s = self._nodes.node_timeout_s
-        self._board: StoreBoard[NodeView] = rendezvous.wait(
-            lambda: StoreBoard(rendezvous.store, timeout_s, mine, NodeView, rendezvous.is_served),
-            ANSWER_S,
-        )
-        self._state = replace(mine, node=self._board.node)
         self._here: NodeView | None = None  # the view whose processes run; None between two views
         self._last_nodes: set[int] = set()  # nodes of the last view that this one was in
-        self._began = self._enough_since = time.monotonic()
         self._next_report_s = REPORT_EVERY_S
         # When it was first seen that: processes shall save; others have ended the view; its processes have completed.
         self._saving_since = self._ended_since = self._complete_since = 0.0
@@ -81,7 +63,6 @@ class RestartingCrew(Crew):
         self._is_uncounted = False
         self._logs = list[Path]()
         self._logs_before = list[int]()
-        self.is_leaving = False  #: This node leaves the run, and the others continue.
 
     def run(self) -> tuple[bool, dict[int, WorkerResult]]:
         """Run until the run is complete, or over for this machine; see `Crew.run`.
@@ -315,7 +296,6 @@ class RestartingCrew(Crew):
         """Begin the next view, or ask for the end of the present one, if that is for this launcher to do."""
         view = self._board.view
         size = self._nodes.size
-        now = time.monotonic()
         if min(states) != self._board.node or self.is_leaving:
             return
         number, members = (view.number + 1, view.nodes) if view is not None else (0, set())
@@ -333,13 +313,7 @@ class RestartingCrew(Crew):
             elif members - live and self._log_times() == self._logs_before:
                 self._continue_without(members - live)
             return
-        if len(ready) < size.least:
-            self._enough_since = now
-        elif (
-            len(ready) >= size.most
-            or view is not None
-            or now - self._enough_since > self._nodes.last_call_s
-        ):
+        if self._is_enough(len(ready)) or (view is not None and len(ready) >= size.least):
             self._board.begin(
                 next_view(number, [states[node] for node in ready], members, size.most)
             )
