@@ -23,7 +23,7 @@ from torch.distributed import PrefixStore
 
 from samebits.cluster.address import network
 from samebits.cluster.env import RankAssignment, command_for
-from samebits.cluster.signed import Seal, SignedStore, error_from_store
+from samebits.cluster.signed import Seal, SignedStore, error_from_store, read_as
 from samebits.cluster.store import SLACK_S, Generations, open_store
 from samebits.cluster.timeout import REPORT_EVERY_S, as_clock
 from samebits.errors import LaunchError, to_json
@@ -264,14 +264,7 @@ class Rendezvous:
 
 def _rank_info(value: Any) -> RankInfo | None:
     """Validate an entry that was read from the store; None if it is malformed."""
-    names = {"rank", "world_size", "num_gpus", "pid", "restart"}
-    if not isinstance(value, dict) or value.keys() != {
-        each.name for each in dataclasses.fields(RankInfo)
-    }:
-        return None
-    if not all(type(item) is (int if name in names else str) for name, item in value.items()):
-        return None
-    return RankInfo(**value) if all(0 <= value[name] <= _LARGEST for name in names) else None
+    return read_as(RankInfo, value, 0, _LARGEST)
 
 
 def _rank_infos(value: Any, size: int) -> list[RankInfo] | None:

@@ -11,13 +11,14 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from torch.distributed import DistStoreError, Store
 
 from samebits.errors import LaunchError, from_json
 
 LOGGER = logging.getLogger("samebits")
+T = TypeVar("T")
 # Longest message: the rank information of 4,096 ranks takes one megabyte.
 MAX_BYTES = 16 << 20
 _NO_MAC = "-"
@@ -42,6 +43,26 @@ def counted(store: Store, name: str) -> int:
         ValueError: Another program has written something else there.
     """
     return int(peek(store, name) or 0)
+
+
+def read_as(kind: type[T], value: Any, least: float = -1e15, most: float = 1e15) -> T | None:
+    """Return the dataclass that a JSON object describes; None if a field is missing, too much or of another type.
+
+    Args:
+        kind: The dataclass. Its fields are texts, numbers or flags, or None.
+        least, most: Bounds of all numbers.
+    """
+    kinds = get_type_hints(kind)
+    if not isinstance(value, dict) or value.keys() != kinds.keys():
+        return None
+    for name, item in value.items():
+        # By the type itself, since True is an int for isinstance.
+        allowed = get_args(kinds[name]) or (kinds[name],)
+        if type(item) not in allowed and not (type(item) is int and float in allowed):
+            return None
+        if type(item) in (int, float) and not least <= item <= most:  # also false for NaN
+            return None
+    return kind(**value)
 
 
 class ForgedError(ValueError):

@@ -27,7 +27,7 @@ from samebits.cluster import abort, collectives, stacks
 from samebits.cluster.activity import COMPUTING, READING
 from samebits.cluster.connecting import is_lost_peer
 from samebits.cluster.rendezvous import ranks_text
-from samebits.cluster.signed import SignedStore
+from samebits.cluster.signed import SignedStore, read_as
 from samebits.cluster.world import World
 from samebits.errors import HangError
 
@@ -165,6 +165,20 @@ ANSWER_S = 60.0
 
 
 @dataclass(frozen=True)
+class Heartbeat:
+    """What a rank reports about once a second."""
+
+    beat: float  #: Differs from that of the heartbeat before; no clock of another process is compared.
+    stalled_s: float  #: Time without progress, seconds.
+    doing: str  #: Its activity.
+    waits: bool  #: Whether the activity waits for other ranks.
+    step: int | None  #: The optimizer step; None outside of steps.
+    work_s: float  #: Seconds of own work, in
+    num_steps: int  #: so many steps, and
+    num_micro_batches: int  #: so many micro-batches.
+
+
+@dataclass(frozen=True)
 class _StackInfo:
     """Where a rank runs, and the descriptor of its file for stacks."""
 
@@ -195,7 +209,7 @@ class HangDetector:
         # Several times within the timeout; with thousands of ranks less often, since one store answers all of them.
         self._period_s = max(min(1.0, (timeout_s or 10.0) / 8), world.size / 256)
         self._stalled_s = 0.0
-        self._last_reported: list[dict[str, Any]] = []
+        self._last_reported: list[Heartbeat] = []
         self._silent_s = [0.0] * world.size
         self._verdict: dict[str, Any] | None = None
         self._is_over = threading.Event()
@@ -239,22 +253,16 @@ class HangDetector:
         Empty until every rank has sent a heartbeat.
         """
         return [
-            (status["work_s"], status["num_steps"], status["num_micro_batches"])
+            (status.work_s, status.num_steps, status.num_micro_batches)
             for status in self._last_reported
         ]
 
-    def _own_status(self) -> dict[str, Any]:
-        activity = self._world.activity
-        return {
-            "beat": time.monotonic(),
-            "stalled_s": self._stalled_s,
-            "doing": activity.doing,
-            "waits": activity.waits,
-            "step": activity.step,
-            "work_s": activity.work_s,
-            "num_steps": activity.num_steps,
-            "num_micro_batches": activity.num_micro_batches,
-        }
+    def _own_status(self) -> Heartbeat:
+        now = self._world.activity
+        return Heartbeat(
+            time.monotonic(), self._stalled_s, now.doing, now.waits, now.step, now.work_s, now.num_steps,
+            now.num_micro_batches,
+        )  # fmt: skip
 
     def _exchange(self) -> None:
         world = self._world
@@ -265,7 +273,7 @@ class HangDetector:
             store = world.signed.clone()
             store.store.set_timeout(timedelta(seconds=ANSWER_S))
             while not self._is_over.wait(self._period_s):
-                store.put(keys[world.rank], self._own_status())
+                store.put(keys[world.rank], asdict(self._own_status()))
                 # Other ranks read heartbeats only while they are stalled, so the store's load is linear in ranks.
                 if not world.is_main and self._stalled_s < (self._timeout_s or 1e9) / 2:
                     continue
@@ -285,17 +293,18 @@ class HangDetector:
             else [store.get(name) for name in names]
         )
         # A heartbeat is new if its "beat" has changed; its value belongs to the sender's clock and is not compared.
-        before: list[Any] = [*self._last_reported] or [None] * self._world.size
-        reported: list[Any] = []
-        for rank, (old, new) in enumerate(zip(before, found, strict=True)):
-            if new is not None and not _is_status(new):
+        before: Sequence[Heartbeat | None] = self._last_reported or [None] * self._world.size
+        reported: list[Heartbeat] = []
+        for rank, (old, value) in enumerate(zip(before, found, strict=True)):
+            new = read_as(Heartbeat, value)
+            if new is None and value is not None:
                 store.refuse(names[rank], "it is not a rank's heartbeat")
-                new = None
-            if new is not None and (old is None or old["beat"] != new["beat"]):
+            if new is not None and (old is None or old.beat != new.beat):
                 self._silent_s[rank] = 0.0
             # An invalid heartbeat leaves the last valid one in place.
-            reported.append(new if new is not None else old)
-        if all(status is not None for status in reported):
+            if (last := new or old) is not None:
+                reported.append(last)
+        if len(reported) == self._world.size:
             self._last_reported = reported
 
     def _monitor(self) -> None:
@@ -325,7 +334,7 @@ class HangDetector:
 
     def _statuses(self) -> list[RankStatus]:
         world = self._world
-        never: dict[str, Any] = {"doing": "", "waits": False, "step": None, "stalled_s": 0.0}
+        never = Heartbeat(0.0, 0.0, "", False, None, 0.0, 0, 0)
         statuses = []
         for rank, info in enumerate(self._infos):
             is_me = rank == world.rank
@@ -343,7 +352,10 @@ class HangDetector:
                     rank,
                     info.host,
                     info.pid,
-                    **{name: last[name] for name in never},
+                    last.doing,
+                    last.waits,
+                    last.step,
+                    last.stalled_s,
                     silent_s=0.0 if is_me else self._silent_s[rank],
                     is_here=is_here,
                     is_stopped=is_here and stacks.is_stopped(info.pid),
@@ -400,41 +412,10 @@ class HangDetector:
         return False
 
 
-def _is_number(value: Any, *kinds: type) -> bool:
-    """Return whether a value is a finite number of reasonable size."""
-    return type(value) in (kinds or (int, float)) and abs(value) < 1e15
-
-
-def _is_status(value: Any) -> bool:
-    """Return whether a value from the store is a rank's heartbeat."""
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("doing"), str)
-        and isinstance(value.get("waits"), bool)
-        and (value.get("step") is None or _is_number(value["step"], int))
-        and all(_is_number(value.get(name)) for name in ("beat", "stalled_s", "work_s"))
-        and all(_is_number(value.get(name), int) for name in ("num_steps", "num_micro_batches"))
-    )
-
-
 def _is_verdict(value: Any, size: int) -> bool:
     """Return whether a value from the store is a verdict."""
-    if (
-        not isinstance(value, dict)
-        or not isinstance(value.get("culprits"), list)
-        or not value["culprits"]
-    ):
+    culprits = value.get("culprits") if isinstance(value, dict) else None
+    if not isinstance(culprits, list) or not culprits:
         return False
-    try:
-        statuses = [RankStatus(**status) for status in value["culprits"]]
-    except TypeError:
-        return False
-    return all(
-        type(status.rank) is int
-        and 0 <= status.rank < size
-        and isinstance(status.host, str)
-        and isinstance(status.doing, str)
-        and (status.step is None or _is_number(status.step, int))
-        and all(_is_number(value) for value in (status.pid, status.stalled_s, status.silent_s))
-        for status in statuses
-    )
+    statuses = [read_as(RankStatus, status) for status in culprits]
+    return all(status is not None and 0 <= status.rank < size for status in statuses)
