@@ -146,12 +146,12 @@ class Supervisor:
         if self.stop is None:
             (self.folder / STOP_FILE).unlink(missing_ok=True)
 
-    def forward_stop(self, processes: Processes) -> None:
-        """Forward a stop signal, if there was one, to the workers, by rank. The launcher calls this at each poll."""
+    def forward_stop(self, running: Sequence[int]) -> None:
+        """Forward a stop signal, if there was one, to the running workers. The launcher calls this at each poll."""
         if self.stop is None:
             return
         # Workers that were restarted meanwhile have new ids, and have not been signalled yet.
-        pids = {process.pid for process in processes.values() if process.pid is not None}
+        pids = {*running}
         # Once for each process: a second SIGTERM would end it at once, before it has saved.
         self.request_stop(pids - self._signalled)
         self._signalled |= pids

@@ -18,7 +18,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -111,6 +111,11 @@ class MemberProcess:
             return None
 
 
+def pids_of(members: Iterable[MemberProcess]) -> list[int]:
+    """Return the process ids of members that were started."""
+    return [member.process.pid for member in members if member.process.pid]
+
+
 def start_member(entry: Entry, number: int, slot: int, ranks: LocalRanks) -> MemberProcess:
     """Start a process."""
     environment = {
@@ -196,7 +201,7 @@ class Crew:
 
     def pids(self) -> list[int]:
         """Return the process ids of the members."""
-        return [member.process.pid for member in self._processes.values() if member.process.pid]
+        return pids_of(self._processes.values())
 
     def run(self) -> tuple[bool, dict[int, WorkerResult]]:
         """Run until all are done or the run has failed; return whether it has, and the results of what is done."""
@@ -204,12 +209,8 @@ class Crew:
             self._start_all(self._num_procs)
             while True:
                 time.sleep(POLL_S)
-                running = {
-                    slot: member for slot, member in self._processes.items() if member.is_running
-                }
-                self._supervisor.forward_stop(
-                    {slot: member.process for slot, member in running.items()}
-                )
+                running = self._running()
+                self._supervisor.forward_stop(pids_of(running))
                 if self._keeps:
                     self._kill_stopped(running)
                 ended = [member for member in self._processes.values() if not member.is_running]
@@ -229,6 +230,13 @@ class Crew:
         for member in self._processes.values():
             # SIGKILL has been sent, so a process that is still there hangs in the kernel, such as on a dead disk.
             member.process.join(10.0)
+
+    def _running(self) -> list[MemberProcess]:
+        return [member for member in self._processes.values() if member.is_running]
+
+    def _complete(self, member: MemberProcess, result: WorkerResult) -> None:
+        self._done[member.slot] = result
+        del self._processes[member.slot]
 
     def _members(self) -> list[MemberProcess]:
         """Return the running members of the present view, by rank."""
@@ -267,9 +275,9 @@ class Crew:
         self._stores = [store] if is_urgent else [*self._stores[-1:], store]
 
     # A stopped process keeps its connections open, so the others would wait for it without an error.
-    def _kill_stopped(self, running: Mapping[int, MemberProcess]) -> None:
+    def _kill_stopped(self, running: Sequence[MemberProcess]) -> None:
         now = time.monotonic()
-        for member in running.values():
+        for member in running:
             pid = member.process.pid or 0
             if not stacks.is_stopped(pid):
                 self._stopped_since.pop(pid, None)
@@ -288,8 +296,7 @@ class Crew:
             result = results[member.number]
             has_weights = member.has_marked("member")
             if result is not None and (has_weights or not self._keeps):
-                self._done[member.slot] = result
-                del self._processes[member.slot]
+                self._complete(member, result)
                 if (
                     self._keeps
                 ):  # the run is complete: a process that is entering a view waits for it in vain
@@ -325,19 +332,25 @@ class Crew:
                 self._supervisor.report(self._why(member))
             if is_stopping or (not member.is_killed and member.number not in members):
                 continue
-            if self._num_restarts < self._max_restarts:
-                self._num_restarts += 1
-                count = f"restart {self._num_restarts} of {self._max_restarts}"
-                self._supervisor.report(
-                    f"{count}: the other processes continue, and a new one will join them"
-                )
-                self._start(member.slot)
+            self._start_replacement(member)
         if not is_stopping and len(self._processes) < self._min_procs:
             return self._fail(lost[0])
         if not is_stopping and len(self._processes) < self._num_procs:
             self._supervisor.report(
                 f"continuing with {len(self._processes)} of {self._num_procs} processes"
             )
+        return True
+
+    def _start_replacement(self, lost: MemberProcess) -> bool:
+        """Start a process in the place of a lost one, if a restart is left; return whether one was."""
+        if self._num_restarts >= self._max_restarts:
+            return False
+        self._num_restarts += 1
+        count = f"restart {self._num_restarts} of {self._max_restarts}"
+        self._supervisor.report(
+            f"{count}: the other processes continue, and a new one will join them"
+        )
+        self._start(lost.slot)
         return True
 
     def _admit(self) -> None:

@@ -57,3 +57,9 @@ class NodeCrew(Crew, Generic[V]):
             return False
         has_waited = now - self._enough_since > self._nodes.last_call_s
         return num_nodes >= self._nodes.size.most or has_waited
+
+    def _leave_if(self, may_leave: bool) -> None:
+        """Leave the others after a failure with no restart left, if they can do without this node."""
+        self.is_leaving = may_leave
+        if may_leave:
+            self._supervisor.report("no restart is left: this node leaves, and the others continue")

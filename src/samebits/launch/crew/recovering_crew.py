@@ -22,7 +22,14 @@ from torch.distributed import TCPStore
 from samebits.cluster.store import serve_store
 from samebits.cluster.views.membership import View, broken_mark, write_view
 from samebits.errors import LaunchError
-from samebits.launch.crew.crew import POLL_S, VIEWS_FILE, Entry, LocalRanks, MemberProcess
+from samebits.launch.crew.crew import (
+    POLL_S,
+    VIEWS_FILE,
+    Entry,
+    LocalRanks,
+    MemberProcess,
+    pids_of,
+)
 from samebits.launch.crew.node_crew import NodeCrew
 from samebits.launch.crew.recovery import STOPPED_S, Recovery
 from samebits.launch.nodes.board import MemberState, NodeState
@@ -170,26 +177,20 @@ class RecoveringCrew(NodeCrew[View]):
 
     def _supervise(self) -> bool:
         """React to what happens to the processes of this machine; return whether it stays in the run."""
-        running = {slot: member for slot, member in self._processes.items() if member.is_running}
+        running = self._running()
         if self._is_stopping:
-            self._supervisor.forward_stop(
-                {slot: member.process for slot, member in running.items()}
-            )
+            self._supervisor.forward_stop(pids_of(running))
         self._kill_stopped(running)
         dropped = self._members_before - {*self._view.members}
-        send_signal(
-            [w.process.pid for w in running.values() if w.number in dropped and w.process.pid],
-            signal.SIGKILL,
-        )
+        send_signal(pids_of(each for each in running if each.number in dropped), signal.SIGKILL)
         ended = [member for member in self._processes.values() if not member.is_running]
         self._ended_numbers |= {member.number for member in ended}
         for member in sorted(ended, key=lambda member: member.result() is None):  # done before lost
             result = member.result()
             is_member = member.has_marked("member")
             if result is not None and is_member:
-                self._done[member.slot] = result
+                self._complete(member, result)
                 self._done_numbers.add(member.number)
-                del self._processes[member.slot]
             elif self._view.is_last or (
                 self._supervisor.stop is not None and not member.has_marked("ready")
             ):
@@ -211,19 +212,8 @@ class RecoveringCrew(NodeCrew[View]):
             self._supervisor.report(self._why(member))
         if self._supervisor.stop is not None:
             return True
-        if self._num_restarts < self._max_restarts:
-            self._num_restarts += 1
-            count = f"restart {self._num_restarts} of {self._max_restarts}"
-            self._supervisor.report(
-                f"{count}: the other processes continue, and a new one will join them"
-            )
-            self._start(member.slot)
-        elif len(self._processes) < self._min_procs:
-            self.is_leaving = not self._rendezvous.serves
-            if self.is_leaving:
-                self._supervisor.report(
-                    "no restart is left: this node leaves, and the others continue"
-                )
+        if not self._start_replacement(member) and len(self._processes) < self._min_procs:
+            self._leave_if(not self._rendezvous.serves)
             return self._fail(member)
         return True
 

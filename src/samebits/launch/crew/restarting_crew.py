@@ -12,13 +12,13 @@ they save before they stop, so no step is lost.
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from samebits.cluster.timeout import REPORT_EVERY_S
 from samebits.errors import LaunchError
-from samebits.launch.crew.crew import POLL_S, Entry, LocalRanks, MemberProcess, start_member
+from samebits.launch.crew.crew import POLL_S, Entry, LocalRanks, pids_of, start_member
 from samebits.launch.crew.node_crew import NodeCrew
 from samebits.launch.crew.recovery import Recovery
 from samebits.launch.nodes.board import (
@@ -102,8 +102,8 @@ class RestartingCrew(NodeCrew[NodeView]):
             self._wait(states)
             self._lead(states)
             return None
-        running = {slot: member for slot, member in self._processes.items() if member.is_running}
-        supervisor.forward_stop({slot: member.process for slot, member in running.items()})
+        running = pids_of(self._running())
+        supervisor.forward_stop(running)
         if supervisor.stop is not None and self._state.pause != view.number and self._may_leave():
             self.is_leaving = True
             self._publish(pause=view.number)
@@ -112,8 +112,7 @@ class RestartingCrew(NodeCrew[NodeView]):
             self._let_save(running)
         for member in [*self._processes.values()]:
             if (result := member.result()) is not None:
-                self._done[member.slot] = result
-                del self._processes[member.slot]
+                self._complete(member, result)
         if any(not member.is_running for member in self._processes.values()):
             # Processes that stop for a pause exit one after the other, which looks like a loss to the rest.
             return self._end_view() if is_pause else self._react(view)
@@ -218,11 +217,7 @@ class RestartingCrew(NodeCrew[NodeView]):
         if cause.is_elsewhere and self._waits_for_nodes:
             self._is_uncounted = True
         elif not self._plan_restart():
-            self.is_leaving = self._may_leave()
-            if self.is_leaving:
-                self._supervisor.report(
-                    "no restart is left: this node leaves, and the others continue"
-                )
+            self._leave_if(self._may_leave())
             return True
         return self._end_view()
 
@@ -245,8 +240,7 @@ class RestartingCrew(NodeCrew[NodeView]):
             and len(self._last_nodes) > self._nodes.size.least
         )
 
-    def _let_save(self, running: Mapping[int, MemberProcess]) -> None:
-        pids = [member.process.pid for member in running.values() if member.process.pid]
+    def _let_save(self, pids: Sequence[int]) -> None:
         if not self._saving_since:
             self._saving_since = time.monotonic()
             self._supervisor.request_stop(pids)
