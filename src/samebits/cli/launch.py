@@ -40,7 +40,7 @@ def launch(arguments: Arguments) -> int:
     where ranks run.
 
     --as N: ranks, as torchrun's processes; --seed N: of what the script leaves unseeded; --dry-run: one step, its batch
-    size, learning rate and memory; --max-restarts N; -m MODULE.
+    size, learning rate and memory; --max-restarts N; -m MODULE; --cuda-on-cpu: GPUs for the script that are the CPU.
 
     Output: that of rank 0; --local-ranks-filter 0,3: of these; --tee 3: of all, with their ranks; --log-dir DIR: kept
     in files.
