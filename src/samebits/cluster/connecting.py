@@ -22,7 +22,7 @@ from torch.distributed import Store
 
 from samebits.cluster import stacks
 from samebits.cluster.rendezvous import RankInfo, ranks_text
-from samebits.cluster.signed import SignedStore, error_from_store, peek
+from samebits.cluster.signed import SignedStore, count_and_linger, error_from_store, peek
 from samebits.cluster.timeout import REPORT_EVERY_S, as_clock, call_with_timeout
 from samebits.errors import LaunchError
 from samebits.errors import to_json as error_to_json
@@ -311,7 +311,7 @@ class _Monitor:
                 store = store or self._store.clone()
                 store.store.set(f"{_ALIVE}/{self._rank}", str(time.monotonic()))
                 if (verdict := store.get(VERDICT)) is not None:
-                    self._adopt(store.store, verdict)
+                    self._adopt(store, verdict)
                 elif (ended := self._find_ended(store.store)) is not None:
                     self._decide(
                         store,
@@ -402,20 +402,18 @@ class _Monitor:
         return [other for other in self._not_done() if self._is_quiet(other)]
 
     def _decide(self, store: SignedStore, error: LaunchError, num_lost: int) -> None:
-        self._adopt(store.store, store.put_first(VERDICT, to_json(error, num_lost)))
+        self._adopt(store, store.put_first(VERDICT, to_json(error, num_lost)))
 
-    def _adopt(self, store: Store, verdict: Any) -> None:
+    def _adopt(self, store: SignedStore, verdict: Any) -> None:
         error, num_lost = from_json(verdict)
-        with suppress(dist.DistError):
-            store.add("connect/acknowledged", 1)
-            end = time.monotonic() + LINGER_S
-            # Rank 0 serves the store from which the others still have to read this.
-            serves = self._rank == 0 and not self._has_agent_store
-            while serves and time.monotonic() < end:
-                num_done = sum(self._is_done(store, other) for other in self._others())
-                if store.add("connect/acknowledged", 0) >= len(self._infos) - num_done - num_lost:
-                    break
-                time.sleep(0.02)
+
+        def num_readers() -> int:
+            num_done = sum(self._is_done(store.store, other) for other in self._others())
+            return len(self._infos) - num_done - num_lost
+
+        # Rank 0 serves the store from which the others still have to read this.
+        serves = self._rank == 0 and not self._has_agent_store
+        count_and_linger(store, "connect/acknowledged", serves, num_readers, LINGER_S)
         self._verdict = error
 
     def _lost_store(self, reason: str) -> LaunchError:

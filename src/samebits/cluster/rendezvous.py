@@ -14,7 +14,6 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn
 
@@ -23,7 +22,13 @@ from torch.distributed import PrefixStore
 
 from samebits.cluster.address import network
 from samebits.cluster.env import RankAssignment, command_for
-from samebits.cluster.signed import Seal, SignedStore, error_from_store, read_as
+from samebits.cluster.signed import (
+    Seal,
+    SignedStore,
+    count_and_linger,
+    error_from_store,
+    read_as,
+)
 from samebits.cluster.store import SLACK_S, Generations, open_store
 from samebits.cluster.timeout import REPORT_EVERY_S, as_clock
 from samebits.errors import LaunchError, to_json
@@ -104,15 +109,7 @@ def goodbye(assignment: RankAssignment, store: SignedStore, timeout_s: float) ->
     if assignment.agent_store:
         return
     # A rank that has ended without leaving is not an error here: the run is complete.
-    with suppress(dist.DistError):
-        store.store.add("left", 1)
-        end = time.monotonic() + timeout_s
-        while (
-            assignment.rank == 0
-            and store.count("left") < assignment.world_size
-            and time.monotonic() < end
-        ):
-            time.sleep(0.005)
+    count_and_linger(store, "left", assignment.rank == 0, lambda: assignment.world_size, timeout_s)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -249,16 +246,11 @@ class Rendezvous:
         self._end(error)
 
     def _end(self, error: LaunchError) -> NoReturn:
-        with suppress(dist.DistError):
-            self.store.store.add("acknowledged", 1)
-            serves = self.mine.rank == 0 and not self.assignment.agent_store
-            end = time.monotonic() + LINGER_S
-            # Counts processes and not ranks, because two processes may have one rank.
-            num_joined = self.store.count("joined")
-            while (
-                serves and self.store.count("acknowledged") < num_joined and time.monotonic() < end
-            ):
-                time.sleep(0.02)
+        serves = self.mine.rank == 0 and not self.assignment.agent_store
+        # Processes and not ranks, because two processes may have one rank.
+        count_and_linger(
+            self.store, "acknowledged", serves, lambda: self.store.count("joined"), LINGER_S
+        )
         raise error
 
 

@@ -9,11 +9,13 @@ import hashlib
 import hmac
 import json
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from torch.distributed import DistStoreError, Store
+from torch.distributed import DistError, DistStoreError, Store
 
 from samebits.errors import LaunchError, from_json
 
@@ -198,6 +200,24 @@ class SignedStore:
         except ForgedError as error:
             self.refuse(name, str(error))
             return None
+
+
+def count_and_linger(
+    store: SignedStore, name: str, serves: bool, num_readers: Callable[[], int], limit_s: float
+) -> None:
+    """Note that this process has read what all have to read, or is done with the store.
+
+    Args:
+        name: Key of the counter.
+        serves: This process serves the store, so it waits until all others have noted the same, or are lost.
+        num_readers: Returns how many processes there are.
+        limit_s: Longest wait, seconds.
+    """
+    with suppress(DistError):
+        store.store.add(name, 1)
+        end = time.monotonic() + limit_s
+        while serves and store.count(name) < num_readers() and time.monotonic() < end:
+            time.sleep(0.005)
 
 
 def error_from_store(value: Any) -> LaunchError | None:

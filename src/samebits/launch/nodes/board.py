@@ -69,16 +69,9 @@ class NodeState:
     #: The present view, if a process of this node has lost a connection in it; else -1.
     broken: int = -1
 
-    def content(self) -> dict[str, Any]:
-        """Return the fields for the store; JSON has texts for keys."""
-        return {
-            **asdict(self),
-            "members": {str(number): state for number, state in self.members.items()},
-        }
-
 
 def read_state(content: Mapping[str, Any]) -> NodeState:
-    """Return the state with these fields; see `NodeState.content`."""
+    """Return the state with these fields; JSON has texts for the keys of `members`."""
     members = {int(number): state for number, state in content["members"].items()}
     return NodeState(**{**content, "members": members})
 
@@ -307,7 +300,7 @@ class StoreBoard(Generic[V]):
         self._thread.join(2.0)  # not longer: over a dead link it blocks
 
     def _claims(self, mine: NodeState) -> bool:
-        return bool(self._store.put_first(f"state/{mine.node}", mine.content()) == mine.content())
+        return read_state(self._store.put_first(f"state/{mine.node}", asdict(mine))) == mine
 
     def _run(self) -> None:
         beat = 0
@@ -338,7 +331,7 @@ class StoreBoard(Generic[V]):
             mine = self._mine
             proposed = self._proposed
         store = self._store
-        store.put(f"state/{self.node}", replace(mine, beat=beat).content())
+        store.put(f"state/{self.node}", asdict(replace(mine, beat=beat)))
         names = [f"state/{node}" for node in self._seen]
         # After a failure one by one: one call for all waits in vain if another program has removed a key.
         found = dict(
