@@ -122,6 +122,12 @@ def test_a_script_with_a_number_of_its_own_is_told_how_to_start(tmp_path: Path, 
     assert (size is not None and size[1] == "5") or name == "world"
 
 
+def test_a_script_whose_own_processes_form_the_group_is_refused_and_not_left_waiting(tmp_path: Path) -> None:
+    text = launch(tmp_path, "--as", 2, LAUNCHED / "fails.py", "children", code=2)
+    assert "the script calls init_process_group() in processes that it starts itself" in text
+    assert "no optimizer has made a step" not in text
+
+
 def test_a_dry_run_shows_the_sizes_that_the_script_has(tmp_path: Path) -> None:
     text = launch(tmp_path, "--as", 3, "--dry-run", LAUNCHED / "batch_norm.py", "norm")
     assert "batch size    4 a rank, 12 samples a step over 3 ranks" in text

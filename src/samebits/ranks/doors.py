@@ -4,6 +4,7 @@ Everything else is torch's: DistributedDataParallel, samplers, schedulers, avera
 """
 
 import hashlib
+import mmap
 import os
 import random
 import sys
@@ -157,6 +158,7 @@ class Doors:
         self._baton = baton
         self._store: TCPStore | None = None
         self._num_groups = 0
+        self._child_groups = mmap.mmap(-1, 1)  # shared with processes that are forked from this one
         self._pid = os.getpid()
         self.has_loaded_state = False
         self.has_loaded_file = False
@@ -167,6 +169,11 @@ class Doors:
         self._replace_switches()
         self._replace_files()
         self._replace_training()
+
+    def check_children(self) -> None:
+        """Raise the error of a process that the script has started and waited for, and whose end it has not checked."""
+        if self._child_groups[0]:
+            raise _started_by_script()
 
     def wait_for_all(self) -> None:
         """Serve the store until all ranks are done with it, if this is rank 0; others note that they are done."""
@@ -183,7 +190,12 @@ class Doors:
             names = ("backend", "init_method", "timeout", "world_size", "rank", "store")
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             # Samebits joins its own world; and a script may start processes that are no ranks.
-            if sys._getframe(2).f_code.co_filename.startswith(_CORE) or os.getpid() != self._pid:
+            is_own = sys._getframe(2).f_code.co_filename.startswith(_CORE)
+            is_child = os.getpid() != self._pid
+            if is_child and not is_own and self._num_ranks > 1:
+                self._child_groups[0] = 1
+                raise _started_by_script()
+            if is_own or is_child:
                 plain(*args, **kwargs)
                 return
             self._check("init_process_group()", given.get("world_size", -1), given.get("rank", -1))
@@ -306,6 +318,14 @@ class Doors:
         def wrap(plain: Any, *args: Any, **kwargs: Any) -> None:
             # One bucket: its sum is the only wait of a backward pass, at whose end the activations are gone.
             plain(*args, **{**kwargs, "bucket_cap_mb": _WHOLE_GRADIENT_MB})
+
+
+def _started_by_script() -> ConfigError:
+    return ConfigError(
+        "the script calls init_process_group() in processes that it starts itself",
+        cause="samebits launch has started the ranks, and each of them has started processes of its own.",
+        fix="Let the script call its function in each rank, with int(os.environ['RANK']), or start it by mp.spawn().",
+    )
 
 
 class _Ended:

@@ -217,6 +217,7 @@ class _Rank:
 
     def end(self) -> None:
         """Print the hash of the final weights and buffers on rank 0, and wait for the others."""
+        self._doors.check_children()
         if self._trained.num_steps:
             # on all ranks, since some may have only a shard
             digest = weights_sha256(self._trained.state())
