@@ -148,7 +148,7 @@ def store_key(path: Path) -> None:
 
     from samebits.cluster import collectives, connecting, rendezvous
     from samebits.cluster import store as generations
-    from samebits.cluster.signed import Seal, SignedStore, error_from_store
+    from samebits.cluster.signed import Seal, SignedStore, error_from_store, read_as
     from samebits.launch.nodes import rendezvous as admission
     from samebits.launch.nodes import rendezvous as waiting
     from samebits.process_range import ProcessRange, RendezvousConfig
@@ -166,9 +166,8 @@ def store_key(path: Path) -> None:
     rendezvous._rank_infos(value, 2)
     str(error_from_store(value))
     str(connecting.from_json(value)[0])
-    if detector._is_status(value):
-        never = {"silent_s": 1.0, "rank": 0, "host": "h", "pid": 1}
-        sign = detector.RankStatus(**{each: value[each] for each in ("doing", "waits", "step", "stalled_s")}, **never)
+    if (beat := read_as(detector.Heartbeat, value)) is not None:
+        sign = detector.RankStatus(0, "h", 1, beat.doing, beat.waits, beat.step, beat.stalled_s, silent_s=1.0)
         str(detector.explain(detector.find_stalled_ranks([sign], 0.0) or [sign], 2, 5.0, "stacks"))
     if detector._is_verdict(value, 2):
         str(detector.explain([detector.RankStatus(**sign) for sign in value["culprits"]], 2, 5.0, "stacks"))

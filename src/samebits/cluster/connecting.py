@@ -23,6 +23,7 @@ from torch.distributed import Store
 from samebits.cluster import stacks
 from samebits.cluster.rendezvous import RankInfo, ranks_text
 from samebits.cluster.signed import SignedStore, count_and_linger, error_from_store, peek
+from samebits.cluster.silence import Silence
 from samebits.cluster.timeout import REPORT_EVERY_S, as_clock, call_with_timeout
 from samebits.errors import LaunchError
 from samebits.errors import to_json as error_to_json
@@ -239,8 +240,7 @@ class _Monitor:
         self._has_agent_store = has_agent_store
         # Each rank reads a key of every other one, so large worlds look less often.
         self._period_s = max(PERIOD_S, len(infos) / 256)
-        self._reported: dict[int, bytes] = {}
-        self._silent_s: dict[int, float] = {}
+        self._silence = Silence(2 * self._period_s)
         self._alive: set[int] = set()  # have reported since this rank's group failed to start
         self._done: set[int] = set()
         self._is_lowest = False
@@ -295,7 +295,6 @@ class _Monitor:
             time.sleep(0.05)
 
     def _run(self) -> None:
-        looked_at = time.monotonic()
         store = None
         pause_s = FIRST_LOOK_S
         while True:
@@ -303,9 +302,6 @@ class _Monitor:
             if self._is_over:
                 return
             self._wake.clear()
-            now = time.monotonic()
-            passed_s = min(now - looked_at, 2 * self._period_s)
-            looked_at = now
             pause_s = self._period_s
             try:
                 store = store or self._store.clone()
@@ -319,7 +315,7 @@ class _Monitor:
                         num_lost=1,
                     )
                 else:
-                    self._judge(store, passed_s)
+                    self._judge(store)
                 if self._verdict is not None:
                     return
             except dist.DistError as error:
@@ -327,26 +323,23 @@ class _Monitor:
                 return
             self._unanswered_s = 0.0
 
-    def _judge(self, signed: SignedStore, passed_s: float) -> None:
+    def _judge(self, signed: SignedStore) -> None:
         """Find a silent rank; only the lowest rank that is alive and not connected does this, for all ranks."""
         store = signed.store
+        reports: dict[int, bytes | None] = {}
+        is_lowest = True
         for other in self._others():
             if self._is_done(store, other):
                 continue
-            report = peek(store, f"{_ALIVE}/{other}")
-            before = self._reported.get(other)
-            if report is not None and report != before:
-                self._silent_s[other] = 0.0
-                self._reported[other] = report
-                if before is not None:  # the first report may be old
-                    self._alive.add(other)
-            else:
-                self._silent_s[other] = self._silent_s.get(other, 0.0) + passed_s
+            reports[other] = peek(store, f"{_ALIVE}/{other}")
             if other < self._rank and not self._is_quiet(other) and self._failure is None:
-                self._is_lowest = False
-                return
-        self._is_lowest = True
-        silent = [other for other in self._not_done() if self._silent_s.get(other, 0.0) >= SILENT_S]
+                is_lowest = False
+                break
+        self._alive |= self._silence.look(reports)  # the first report may be old
+        self._is_lowest = is_lowest
+        if not is_lowest:
+            return
+        silent = [other for other in self._not_done() if self._silence.of(other) >= SILENT_S]
         if silent:
             reason = f"no sign of life for {SILENT_S:.0f} s"
             self._decide(
@@ -396,7 +389,7 @@ class _Monitor:
         return info.host == mine.host and info.namespace == mine.namespace != ""
 
     def _is_quiet(self, other: int) -> bool:
-        return self._silent_s.get(other, 0.0) >= QUIET_S + self._period_s
+        return self._silence.of(other) >= QUIET_S + self._period_s
 
     def _quiet(self) -> list[int]:
         return [other for other in self._not_done() if self._is_quiet(other)]

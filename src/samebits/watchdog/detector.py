@@ -28,6 +28,7 @@ from samebits.cluster.activity import COMPUTING, READING
 from samebits.cluster.connecting import is_lost_peer
 from samebits.cluster.rendezvous import ranks_text
 from samebits.cluster.signed import SignedStore, read_as
+from samebits.cluster.silence import Silence
 from samebits.cluster.world import World
 from samebits.errors import HangError
 
@@ -210,7 +211,8 @@ class HangDetector:
         self._period_s = max(min(1.0, (timeout_s or 10.0) / 8), world.size / 256)
         self._stalled_s = 0.0
         self._last_reported: list[Heartbeat] = []
-        self._silent_s = [0.0] * world.size
+        self._silence = Silence(2 * self._period_s)
+        self._beats: list[float | None] = [None] * world.size
         self._verdict: dict[str, Any] | None = None
         self._is_over = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -292,15 +294,14 @@ class HangDetector:
             if store.store.check(names)
             else [store.get(name) for name in names]
         )
-        # A heartbeat is new if its "beat" has changed; its value belongs to the sender's clock and is not compared.
         before: Sequence[Heartbeat | None] = self._last_reported or [None] * self._world.size
         reported: list[Heartbeat] = []
         for rank, (old, value) in enumerate(zip(before, found, strict=True)):
             new = read_as(Heartbeat, value)
             if new is None and value is not None:
                 store.refuse(names[rank], "it is not a rank's heartbeat")
-            if new is not None and (old is None or old.beat != new.beat):
-                self._silent_s[rank] = 0.0
+            if new is not None:
+                self._beats[rank] = new.beat
             # An invalid heartbeat leaves the last valid one in place.
             if (last := new or old) is not None:
                 reported.append(last)
@@ -308,18 +309,14 @@ class HangDetector:
             self._last_reported = reported
 
     def _monitor(self) -> None:
-        seen = -1
-        looked_at = time.monotonic()
+        rank = self._world.rank
+        activity = self._world.activity
         while not self._is_over.wait(self._period_s):
-            now = time.monotonic()
-            # A longer pause is not counted: this process was stopped, or its machine asleep.
-            passed_s = min(now - looked_at, 2 * self._period_s)
-            looked_at = now
-            beats = self._world.activity.num_beats
-            is_still = beats == seen and not self._world.activity.is_paused
-            self._stalled_s = self._stalled_s + passed_s if is_still else 0.0
-            seen = beats
-            self._silent_s = [silent_s + passed_s for silent_s in self._silent_s]
+            beats = dict(enumerate(self._beats))
+            # This rank is judged by its activities, not by its heartbeat. A pause counts as progress.
+            beats[rank] = time.monotonic() if activity.is_paused else activity.num_beats
+            self._silence.look(beats)
+            self._stalled_s = self._silence.of(rank)
             if self._timeout_s is None:
                 continue
             if self._verdict is None and self._stalled_s >= self._timeout_s:
@@ -356,7 +353,7 @@ class HangDetector:
                     last.waits,
                     last.step,
                     last.stalled_s,
-                    silent_s=0.0 if is_me else self._silent_s[rank],
+                    silent_s=0.0 if is_me else self._silence.of(rank),
                     is_here=is_here,
                     is_stopped=is_here and stacks.is_stopped(info.pid),
                     serves=rank == 0 and not is_me and not world.assignment.agent_store,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from samebits.launch.nodes import board
-from samebits.launch.nodes.board import EXCHANGE_S, SETTLING_S, SILENT_LOOKS, SILENT_S, Silence
+from samebits.launch.nodes.board import EXCHANGE_S, SETTLING_S, SILENT_LOOKS, SILENT_S, SilentNodes
 
 
 class Clock:
@@ -40,7 +40,7 @@ def seconds_until(
 
 
 def test_a_node_whose_count_stands_still_is_silent_and_comes_back(clock: Clock) -> None:
-    silence = Silence(10.0)
+    silence = SilentNodes(10.0)
     assert seconds_until(clock, lambda count: silence.look({0: count, 1: 5}, False), {1}) == pytest.approx(
         10.0, abs=0.1
     )
@@ -51,7 +51,7 @@ def test_a_node_whose_count_stands_still_is_silent_and_comes_back(clock: Clock) 
 
 
 def test_a_node_that_is_silent_after_a_broken_connection_is_lost_soon(clock: Clock) -> None:
-    silence = Silence(900.0)
+    silence = SilentNodes(900.0)
     assert silence.look({0: 1, 1: 1, 2: 1}, False) == set()
     took = seconds_until(clock, lambda count: silence.look({0: count, 1: 1, 2: count}, True), {1})
     assert SILENT_S <= took < SILENT_S + 3 * EXCHANGE_S
@@ -64,7 +64,7 @@ def test_a_node_that_is_silent_after_a_broken_connection_is_lost_soon(clock: Clo
 
 @pytest.mark.parametrize("pause_s", [0.0, 1.1 * SETTLING_S])
 def test_a_second_node_that_is_lost_during_the_recovery_is_lost_soon(clock: Clock, pause_s: float) -> None:
-    silence = Silence(900.0)
+    silence = SilentNodes(900.0)
     seconds_until(clock, lambda count: silence.look({1: 1, 2: count}, True), {1})
     # The next view has begun, in which no connection breaks, since the third node has made none; on a busy machine.
     clock.now += pause_s
@@ -73,7 +73,7 @@ def test_a_second_node_that_is_lost_during_the_recovery_is_lost_soon(clock: Cloc
 
 
 def test_the_others_are_not_silent_during_a_pause_of_the_store_or_of_this_launcher(clock: Clock) -> None:
-    silence = Silence(10.0)
+    silence = SilentNodes(10.0)
     assert silence.look({0: 1, 1: 1}, False) == set()
     clock.now += 60.0
     assert silence.look({0: 2, 1: 1}, False) == set()
@@ -81,7 +81,7 @@ def test_the_others_are_not_silent_during_a_pause_of_the_store_or_of_this_launch
 
 
 def test_a_launcher_that_looks_seldom_does_not_take_others_for_silent(clock: Clock) -> None:
-    silence = Silence(900.0)
+    silence = SilentNodes(900.0)
     silence.look({1: 1}, True)
     for _ in range(SILENT_LOOKS):
         assert silence.look({1: 1}, True) == set()
@@ -92,7 +92,7 @@ def test_a_launcher_that_looks_seldom_does_not_take_others_for_silent(clock: Clo
 @pytest.mark.parametrize("limit_s", [1.0, 10.0, 60.0])
 @pytest.mark.parametrize("every_s", [EXCHANGE_S, 2 * EXCHANGE_S])
 def test_nodes_that_exchange_as_they_should_are_never_silent(clock: Clock, limit_s: float, every_s: float) -> None:
-    first, second = Silence(limit_s), Silence(limit_s)
+    first, second = SilentNodes(limit_s), SilentNodes(limit_s)
     for count in range(400):
         is_broken = 100 <= count < 102  # only one of them sees it
         assert (

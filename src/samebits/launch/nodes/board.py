@@ -19,6 +19,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from samebits.cluster.rendezvous import ranks_text
 from samebits.cluster.signed import SignedStore
+from samebits.cluster.silence import Silence
 from samebits.cluster.views.membership import View
 from samebits.errors import LaunchError
 from samebits.launch.nodes.rendezvous import ANSWER_S
@@ -144,17 +145,13 @@ def missing_node_ranks(states: Mapping[int, NodeState], num_nodes: int) -> str:
     return f"missing node {ranks_text(absent)}" if absent else ""
 
 
-class Silence:
-    """Which nodes are silent: their counts have stood still for `limit_s`, or less after a broken connection.
-
-    Only this machine's monotonic clock is read, and only the time in which this launcher looks counts.
-    """
+class SilentNodes:
+    """Which nodes are silent: their counts have stood still for `limit_s`, or less after a broken connection."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
-        # By node: its last count, and when it was first read; and the count at which it was silent.
-        self._seen: dict[int, tuple[int, float]] = {}
-        self._lost: dict[int, int] = {}
+        self._silence = Silence(limit_s / 4)
+        self._lost: dict[int, int] = {}  # by node: the count at which it was silent
         self._broken_since = self._longest_look_s = 0.0
         self._looked_at = time.monotonic()
         self._broken_at = -math.inf
@@ -163,12 +160,7 @@ class Silence:
     def look(self, beats: Mapping[int, int], is_broken: bool) -> set[int]:
         """Return the silent nodes, of those with these counts; `is_broken`: one reports a broken connection."""
         now = time.monotonic()
-        # After a pause of this launcher or of the link, how long the others were silent is not known.
-        pause_s = max(0.0, now - self._looked_at - self.limit_s / 4)
-        self._seen = {node: (beat, since + pause_s) for node, (beat, since) in self._seen.items()}
-        for node, beat in beats.items():
-            if self._seen.get(node, (-1,))[0] != beat:
-                self._seen[node] = beat, now
+        self._silence.look(beats)
         if is_broken:
             self._broken_at = now
             if not self._is_broken:
@@ -182,13 +174,13 @@ class Silence:
         has_waited = self._is_broken and now - self._broken_since >= silent_s
         limit_s = min(silent_s, self.limit_s) if has_waited else self.limit_s
         for node, beat in beats.items():
-            if now - self._seen[node][1] >= limit_s:
+            if self._silence.of(node) >= limit_s:
                 self._lost[node] = beat
         return {node for node, beat in beats.items() if self._lost.get(node) == beat}
 
     def has_timed_out(self, node: int) -> bool:
         """Return whether a node was silent for `limit_s`, whatever its connections are."""
-        return time.monotonic() - self._seen.get(node, (-1, -math.inf))[1] >= self.limit_s
+        return self._silence.of(node) >= self.limit_s
 
 
 V = TypeVar("V", View, NodeView)
@@ -216,7 +208,7 @@ class StoreBoard(Generic[V]):
         self._shared = store
         self._is_served = is_served
         self._kind: type[V] = kind
-        self._silence = Silence(node_timeout_s)
+        self._silence = SilentNodes(node_timeout_s)
         # a connection of its own: calls over one connection wait for each other
         self._store = store.clone()
         #: This node's number, the lowest that no other node has taken.
