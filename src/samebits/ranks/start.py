@@ -81,7 +81,7 @@ def start(arguments: Sequence[str], report: Callable[[str], None]) -> int:
     given = _parser().parse_args(list(arguments))
     nnodes = given.nnodes or (len(given.ranks.split(",")) if given.ranks else 1)
     shares = _shares(given, nnodes)
-    here = shares[given.node_rank or 0] if (given.node_rank or 0) < len(shares) else 0
+    here = shares[given.node_rank or 0]
     if (given.seed is not None and given.seed < 0) or (given.max_restarts or 0) < 0:
         raise ConfigError("--seed or --max-restarts is less than 0", fix="Give 0 or more.")
     text = ""
@@ -190,6 +190,12 @@ def _shares(given: argparse.Namespace, nnodes: int) -> list[int]:
             f"{sum(shares)} ranks on {nnodes} machines",
             allowed=f"1 to {MAX_PROCS} on each",
             fix="Set --as.",
+        )
+    if not 0 <= (given.node_rank or 0) < nnodes:
+        raise ConfigError(
+            f"--node-rank is {given.node_rank}",
+            allowed=f"0 to {nnodes - 1}, as there are {nnodes} machines",
+            fix="Number the machines from 0, or set --nnodes.",
         )
     if len({*shares}) > 1 and given.node_rank is None:
         raise ConfigError(

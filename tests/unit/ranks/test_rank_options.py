@@ -35,6 +35,8 @@ def test_ranks_are_shared_out(flags: tuple[str, ...], found: list[int]) -> None:
         (("--as", "8", "--nproc-per-node", "4"), "and --as is 8"),
         (("--as", "8", "--ranks", "6,1", "--node-rank", "0"), "and --as is 8"),
         (("--ranks", "6,2"), "--node-rank is missing"),
+        (("--ranks", "6,2", "--node-rank", "2"), "--node-rank is 2"),
+        (("--as", "2", "--nnodes", "2", "--node-rank", "-1"), "--node-rank is -1"),
         (("--ranks", "6,x"), "--ranks is '6,x'"),
         (("--ranks", "8,0"), "--ranks is '8,0'"),
         (("--as", "0"), "0 ranks"),
