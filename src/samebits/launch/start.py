@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from samebits.cluster.env import RankAssignment, read_assignment
 from samebits.config.given import flat, given_path
-from samebits.config.schema import Mark, RunConfig, marks_of
+from samebits.config.schema import ClusterConfig, Mark, RunConfig, marks_of
 from samebits.cores import num_cores, visible_gpus
 from samebits.errors import ConfigError, LaunchError
 from samebits.launch import forkserver
@@ -169,17 +169,24 @@ def rendezvous_config(
             f"--nodes {size} was given without --run-dir",
             fix="Add the same --run-dir on all machines: --run-dir runs/NAME-0001",
         )
-    cluster = config.cluster
-    return RendezvousConfig(
+    return rendezvous_of(
+        config.cluster,
         size=size,
         endpoint=with_port(options.endpoint),
         run_id=options.run_id or run_dir.absolute().name or "samebits",
-        join_timeout_s=cluster.join_timeout_s,
-        last_call_s=cluster.last_call_s,
-        node_timeout_s=cluster.node_timeout_s,
         folder=run_dir,
         has_own_id=bool(options.run_id),
         shared=shared_settings(config.model_dump(mode="json"), config.recipe),
+    )
+
+
+def rendezvous_of(cluster: ClusterConfig, **options: Any) -> RendezvousConfig:
+    """Return a rendezvous with the timeouts of the settings; `options`: its other fields."""
+    return RendezvousConfig(
+        join_timeout_s=cluster.join_timeout_s,
+        last_call_s=cluster.last_call_s,
+        node_timeout_s=cluster.node_timeout_s,
+        **options,
     )
 
 

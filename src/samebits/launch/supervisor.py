@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from samebits import scratch
 from samebits.cluster.signals import STOP_SIGNALS, handled
@@ -42,6 +43,7 @@ SAME_SIGNAL_S = 0.3
 _ERROR = re.compile(r"[a-z]+ error: ")  # the first words of a SamebitsError
 
 Processes = Mapping[int, BaseProcess]
+T = TypeVar("T")
 
 
 class StopRequested(Exception):
@@ -185,7 +187,7 @@ class Supervisor:
                 rank,
                 process.pid or 0,
                 process.exitcode or 0,
-                read_report(reports[rank]),
+                read_report(reports[rank], ErrorReport),
                 rank in late,
             )
             for rank, process in processes.items()
@@ -209,11 +211,11 @@ class Supervisor:
         self.report(self.cause.text)
 
 
-def read_report(path: Path) -> ErrorReport | None:
-    """Return a worker's report of its failure; None if it left none, like a process that was killed."""
+def read_report(path: Path, kind: type[T]) -> T | None:
+    """Return what a worker has reported of its end; None if it left nothing, like a process that was killed."""
     # A report that was not finished has another name, .part.
     try:
-        return ErrorReport(**json.loads(path.read_text(encoding="utf-8")))
+        return kind(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -17,7 +17,7 @@ from samebits.config.schema import ClusterConfig
 from samebits.cores import num_cores, visible_gpus
 from samebits.errors import ConfigError
 from samebits.launch import forkserver
-from samebits.launch.start import DEFAULT_PORT, with_port
+from samebits.launch.start import DEFAULT_PORT, rendezvous_of, with_port
 from samebits.process_range import MAX_PROCS, ProcessRange, RendezvousConfig
 
 if TYPE_CHECKING:
@@ -229,18 +229,15 @@ def _rendezvous(given: argparse.Namespace, nnodes: int, num_ranks: int) -> Rende
             f"--nnodes {nnodes} was given without --rdzv-endpoint",
             fix="On all machines, add the same --rdzv-endpoint HOST:PORT, where HOST is one of them.",
         )
-    cluster = ClusterConfig()
     run_id = given.rdzv_id or "launch"
     # The launchers find their key there, where they share a disk: a folder for each run, gone when it ends.
     place = Path(given.script).absolute().parent if not given.module else Path.cwd()
     digest = hashlib.sha256(f"{endpoint} {run_id}".encode()).hexdigest()[:12]
-    return RendezvousConfig(
+    return rendezvous_of(
+        ClusterConfig(),
         size=ProcessRange(nnodes, nnodes),
         endpoint=with_port(endpoint),
         run_id=run_id,
-        join_timeout_s=cluster.join_timeout_s,
-        last_call_s=cluster.last_call_s,
-        node_timeout_s=cluster.node_timeout_s,
         rank=given.node_rank,
         folder=place / f".launch-{digest}",
         has_own_id=True,

@@ -31,7 +31,7 @@ from samebits.cluster.signed import Seal, SignedStore
 from samebits.cluster.timeout import call_with_timeout
 from samebits.cluster.views import torch_traps
 from samebits.cluster.views.membership import Membership, View, ViewEnded
-from samebits.cluster.world import World, add_group, join
+from samebits.cluster.world import World, add_group, alone, join
 from samebits.cores import schedule_threads
 from samebits.errors import LaunchError
 from samebits.open_files import raise_open_files
@@ -79,20 +79,12 @@ def join_views(
     raise_open_files()
     membership = Membership(Path(assignment.views), assignment.member)
     membership.watch(torch_traps.end_group)
-    alone = World(
-        -1,
-        1,
-        0,
-        torch.device("cpu"),
-        "none",
-        socket.gethostname(),
-        None,
-        assignment,
-        membership=membership,
-    )
+    newcomer = replace(alone("cpu"), rank=-1, assignment=assignment, membership=membership)
     try:
         try:
-            yield regroup(alone, timeout_s, join_timeout_s) if membership.is_member else alone
+            yield (
+                regroup(newcomer, timeout_s, join_timeout_s) if membership.is_member else newcomer
+            )
         except BaseException as error:
             if not is_loss(error):
                 abort.record(error)

@@ -33,7 +33,7 @@ from samebits.cluster.store import serve_store
 from samebits.cluster.views.membership import View, mark_path, write_view
 from samebits.errors import LaunchError
 from samebits.launch.crew.recovery import Recovery
-from samebits.launch.failures import ProcessFailure, explain, signal_name
+from samebits.launch.failures import ErrorReport, ProcessFailure, explain, signal_name
 from samebits.launch.nodes.rendezvous import count
 from samebits.launch.supervisor import Supervisor, read_report, send_signal
 from samebits.launch.worker import WorkerResult, run_worker
@@ -101,14 +101,7 @@ class MemberProcess:
         """Return how it ended; None if it is running or has failed."""
         if self.process.exitcode != 0:
             return None
-        try:
-            return WorkerResult(
-                **json.loads(
-                    _result_path(self.entry.folder, self.number).read_text(encoding="utf-8")
-                )
-            )
-        except (OSError, ValueError, TypeError):
-            return None
+        return read_report(_result_path(self.entry.folder, self.number), WorkerResult)
 
 
 def pids_of(members: Iterable[MemberProcess]) -> list[int]:
@@ -234,10 +227,6 @@ class Crew:
     def _running(self) -> list[MemberProcess]:
         return [member for member in self._processes.values() if member.is_running]
 
-    def _complete(self, member: MemberProcess, result: WorkerResult) -> None:
-        self._done[member.slot] = result
-        del self._processes[member.slot]
-
     def _members(self) -> list[MemberProcess]:
         """Return the running members of the present view, by rank."""
         by_number = {member.number: member for member in self._processes.values()}
@@ -288,31 +277,38 @@ class Crew:
 
     def _handle(self, ended: list[MemberProcess]) -> bool:
         """React to processes that have ended; return whether the run continues."""
-        members = set(self._view.members)
         lost = []
         results = {member.number: member.result() for member in ended}
         # Completed ones first: a process that ends after them is not lost, since the run is complete.
         for member in sorted(ended, key=lambda member: results[member.number] is None):
             result = results[member.number]
             has_weights = member.has_marked("member")
+            is_stopping = self._supervisor.stop is not None
             if result is not None and (has_weights or not self._keeps):
-                self._complete(member, result)
-                if (
-                    self._keeps
-                ):  # the run is complete: a process that is entering a view waits for it in vain
-                    self._view = replace(self._view, is_last=True)
-                    write_view(self._entry.folder / VIEWS_FILE, self._view)
+                self._done[member.slot] = result
+                del self._processes[member.slot]
+                self._note_done(member)
             elif not self._keeps:
                 return self._restart()
-            elif self._done or (
-                self._supervisor.stop is not None and not member.has_marked("ready")
-            ):
-                del self._processes[member.slot]  # the run is complete, or it is being stopped
-            elif member.is_killed or member.number not in members or not has_weights:
-                lost.append(member)  # also a replacement that was stopped before it joined
+            elif self._view.is_last or (is_stopping and not member.has_marked("ready")):
+                # The run is complete, here or on another node, or it is being stopped.
+                del self._processes[member.slot]
+            elif member.is_killed or self._is_loss(member, has_weights):
+                lost.append(member)
             else:
                 return self._restart()
         return not lost or self._lose(lost)
+
+    def _note_done(self, member: MemberProcess) -> None:
+        """Tell the others that the run is complete: a process that is entering a view waits for it in vain."""
+        if self._keeps:
+            self._view = replace(self._view, is_last=True)
+            write_view(self._entry.folder / VIEWS_FILE, self._view)
+
+    def _is_loss(self, member: MemberProcess, has_weights: bool) -> bool:
+        """Return whether the others continue without a process that has failed."""
+        # Also a replacement that was stopped before it joined.
+        return member.number not in self._view.members or not has_weights
 
     def _lose(self, lost: list[MemberProcess]) -> bool:
         numbers = {member.number for member in lost}
@@ -422,5 +418,5 @@ class Crew:
         code = member.process.exitcode or 0
         if code < 0:
             return f"{self._name(member)} was killed by signal {-code} ({signal_name(-code)})"
-        report = read_report(member.report)
+        report = read_report(member.report, ErrorReport)
         return f"{self._name(member)} could not join:\n{report.text if report is not None else f'exit code {code}'}"

@@ -185,37 +185,33 @@ class RecoveringCrew(NodeCrew[View]):
         send_signal(pids_of(each for each in running if each.number in dropped), signal.SIGKILL)
         ended = [member for member in self._processes.values() if not member.is_running]
         self._ended_numbers |= {member.number for member in ended}
-        for member in sorted(ended, key=lambda member: member.result() is None):  # done before lost
-            result = member.result()
-            is_member = member.has_marked("member")
-            if result is not None and is_member:
-                self._complete(member, result)
-                self._done_numbers.add(member.number)
-            elif self._view.is_last or (
-                self._supervisor.stop is not None and not member.has_marked("ready")
-            ):
-                del self._processes[
-                    member.slot
-                ]  # the run is complete, here or on another node, or it is being stopped
-            elif member.is_killed or (member.number not in self._planned and not is_member):
-                if not self._replace(member):
-                    return False
-            else:
-                self._find_cause()
-                return False
-        return True
+        return self._handle(ended)
+
+    def _note_done(self, member: MemberProcess) -> None:
+        self._done_numbers.add(member.number)
+
+    def _is_loss(self, member: MemberProcess, has_weights: bool) -> bool:
+        return member.number not in self._planned and not has_weights
+
+    def _restart(self) -> bool:
+        self._find_cause()
+        return False
+
+    def _lose(self, lost: list[MemberProcess]) -> bool:
+        return all(self._replace(member) for member in lost)
 
     def _replace(self, member: MemberProcess) -> bool:
         del self._processes[member.slot]
         self._publish()  # before anything that takes time, since the survivors wait for it
-        if self._supervisor.stop is None or member.is_killed:
+        is_stopping = self._supervisor.stop is not None
+        if not is_stopping or member.is_killed:
             self._supervisor.report(self._why(member))
-        if self._supervisor.stop is not None:
+        if is_stopping or self._start_replacement(member):
             return True
-        if not self._start_replacement(member) and len(self._processes) < self._min_procs:
-            self._leave_if(not self._rendezvous.serves)
-            return self._fail(member)
-        return True
+        if len(self._processes) >= self._min_procs:
+            return True
+        self._leave_if(not self._rendezvous.serves)
+        return self._fail(member)
 
     def _obey(self) -> bool:
         """React to a stop signal: stop the run with all others, or return True to leave them."""

@@ -112,7 +112,8 @@ class RestartingCrew(NodeCrew[NodeView]):
             self._let_save(running)
         for member in [*self._processes.values()]:
             if (result := member.result()) is not None:
-                self._complete(member, result)
+                self._done[member.slot] = result
+                del self._processes[member.slot]
         if any(not member.is_running for member in self._processes.values()):
             # Processes that stop for a pause exit one after the other, which looks like a loss to the rest.
             return self._end_view() if is_pause else self._react(view)
