@@ -244,6 +244,10 @@ def test_a_script_for_gpus_runs_on_cpus_where_it_is_asked_to(tmp_path: Path) -> 
     assert sha256(one) == sha256(launch_on((2, 1), tmp_path, "--cuda-on-cpu", LAUNCHED / "gpus.py"))
 
 
+def test_weights_that_a_script_does_not_initialize_are_seen_in_its_loss(tmp_path: Path) -> None:
+    assert "loss nan" in launch(tmp_path, "--as", 2, LAUNCHED / "uninitialized.py")
+
+
 def test_a_script_that_finds_no_gpu_is_told_the_flag(tmp_path: Path) -> None:
     (tmp_path / "needs.py").write_text("import torch\ntorch.ones(2).cuda()\n")
     assert "samebits launch --cuda-on-cpu" in launch(tmp_path, "--as", 2, "needs.py", code=1)

@@ -82,6 +82,8 @@ def run_script(script: Script) -> int:
         # All ranks are here: gloo then listens where no other machine can connect.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     set_kernels(1, torch.device("cuda" if script.gpus else "cpu"))
+    # Until the first step: weights that a script forgets to initialize are NaN then, and not what is in the memory.
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]  # not in torch's types
     generators = Generators(script.seed, here.rank)
     doors = Doors(here.rank, here.world_size, address, generators, baton)
     if script.gpus:
@@ -140,6 +142,7 @@ class _Rank:
 
     def _check_start(self) -> None:
         """Check the script before its first step."""
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # for speed
         if os.getpid() != self._pid:
             return  # of a process that the script has started
         if self._num_ranks > 1 and not dist.is_initialized():
