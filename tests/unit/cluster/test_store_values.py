@@ -49,9 +49,9 @@ def test_numbers_that_are_too_large_are_refused() -> None:
         assert rendezvous._rank_info(info | {name: -1}) is None
     sign = {"doing": "", "waits": True, "step": 1, "stalled_s": 0.5, "beat": 0.5, "work_s": 0.5}
     sign |= {"num_steps": 1, "num_micro_batches": 1}
-    assert detector._is_status(sign)
+    assert signed.read_as(detector.Heartbeat, sign) is not None
     for number in (HUGE, float("nan"), float("inf"), True):
-        assert not detector._is_status(sign | {"stalled_s": number})
+        assert signed.read_as(detector.Heartbeat, sign | {"stalled_s": number}) is None
     assert not is_running(HUGE)
     record = {"run": "r", "host": "h", "pid": 1, "user": "u", "folder": "f", "inode": float("inf"), "shared": {}}
     assert admission.read_record(json.dumps(record).encode()) is None
