@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from samebits.cli.options import Debug, Overrides, SourceName, path_option
+from samebits.cli.options import Debug, GridValues, Overrides, SourceName, path_option
 from samebits.errors import ConfigError, LaunchError, cannot_make
 from samebits.launch.subcommand import SAMEBITS
 from samebits.process_range import parse_range
@@ -115,15 +115,6 @@ Sbatch = Annotated[
         help="Further option for sbatch, such as --sbatch=-pgpu. Repeatable.",
     ),
 ]
-GridValues = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--grid",
-        metavar="KEY=A,B ...",
-        help="A sweep, as an array of jobs: --grid optim.lr=0.1,0.03 seed=0:3. --run-dir is its folder; see samebits "
-        "sweep.",
-    ),
-]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the batch script and submit nothing.")
 ]
@@ -144,7 +135,10 @@ def submit(
     dry_run: DryRun = False,
     debug: Debug = False,
 ) -> None:
-    """Submit a run to Slurm. Before its time limit it saves, requeues itself and resumes, with equal results."""
+    """Submit a run to Slurm. Before its time limit it saves, requeues itself and resumes, with equal results.
+
+    With --grid, a sweep as an array of jobs, whose folder is --run-dir; see samebits sweep.
+    """
     from samebits.launch.slurm import BatchJob, batch_script
     from samebits.recipes.catalog import command_arguments, find
     from samebits.recipes.trust import check_tracker_files

@@ -16,6 +16,7 @@ from samebits.cli.options import (
     MachineOverrides,
     Model,
     Preset,
+    Run,
     json_text,
     line_text,
     path_option,
@@ -257,7 +258,6 @@ def export(
 # `samebits push` and `samebits pull`: trained models in Hugging Face's format, in a folder or on the Hub.
 
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
 Target = Annotated[
     str,
     typer.Argument(metavar="TARGET", help="A new folder; or hf://OWNER/NAME.", show_default=False),

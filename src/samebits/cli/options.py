@@ -138,9 +138,23 @@ LocalRank = Annotated[int | None, typer.Option("--local-rank", "--local_rank", h
 SourceName = Annotated[
     str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)
 ]
+Run = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN", help="A run folder, such as runs/digits-0007.", show_default=False
+    ),
+]
 RunFolder = Annotated[
     Path,
     typer.Argument(metavar="RUN", parser=path_of("RUN"), help="A run folder.", show_default=False),
+]
+GridValues = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--grid",
+        metavar="KEY=A,B ...",
+        help="Settings with the values to combine, such as --grid optim.lr=0.1,0.03 seed=0:3; 0:3 is 0, 1 and 2.",
+    ),
 ]
 # A trained model: run folder or file, the preset of a file, and the weights to take.
 Model = Annotated[

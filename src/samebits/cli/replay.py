@@ -21,6 +21,7 @@ from samebits.cli.options import (
     Json,
     MachineOverrides,
     Overrides,
+    Run,
     json_text,
     line_text,
     path_option,
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 # `samebits check`: is my own recipe exact?
 
 
-SourceName = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="As for train.", show_default=False)
+RecipeOrScript = Annotated[
+    str, typer.Argument(metavar="SOURCE", help="A recipe, or a script.", show_default=False)
 ]
 Ranks = Annotated[
     int | None,
@@ -48,7 +49,7 @@ NOT_EXACT = 1  # the exit code
 
 
 def check(
-    source: SourceName,
+    source: RecipeOrScript,
     overrides: Overrides = None,
     as_json: Json = False,
     ranks: Ranks = None,
@@ -122,9 +123,6 @@ def _report(
 # `samebits gate`: did this change alter the training?
 
 
-RecipeOrScript = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="A recipe, or a script.", show_default=False)
-]
 NumSteps = Annotated[
     int | None, typer.Option("--steps", min=1, metavar="N", help="Steps to train; default: 20.")
 ]
@@ -196,12 +194,6 @@ def gate(
 # `samebits verify`: replay steps of a run and compare them with its record.
 
 
-Run = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN", help="A run folder, such as runs/digits-0007.", show_default=False
-    ),
-]
 Sample = Annotated[
     str | None,
     typer.Option(

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from samebits.cli.options import Debug, Json, Overrides, json_text, path_option, table_columns
+from samebits.cli.options import (
+    Debug,
+    GridValues,
+    Json,
+    Overrides,
+    json_text,
+    path_option,
+    table_columns,
+)
 from samebits.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,14 +52,6 @@ Source = Annotated[
         metavar="SOURCE",
         help="As for train; or the folder of a sweep to resume.",
         show_default=False,
-    ),
-]
-GridValues = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--grid",
-        metavar="KEY=A,B ...",
-        help="Settings with the values to combine, such as --grid optim.lr=0.1,0.03 seed=0:3; 0:3 is 0, 1 and 2.",
     ),
 ]
 Jobs = Annotated[
