@@ -300,7 +300,7 @@ class Crew:
         return not lost or self._lose(lost)
 
     def _note_done(self, member: MemberProcess) -> None:
-        """Tell the others that the run is complete: a process that is entering a view waits for it in vain."""
+        """Report to the others that the run is complete: a process that is entering a view waits for it in vain."""
         if self._keeps:
             self._view = replace(self._view, is_last=True)
             write_view(self._entry.folder / VIEWS_FILE, self._view)
