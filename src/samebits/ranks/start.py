@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from samebits.ranks.script import Script
 
 PRELOAD = ("torch._dynamo", "samebits.ranks.script")
+# With several ranks a core, the launcher beside them may not run for seconds. It does not see either when a script has
+# begun to train, from where on its connections would report a lost machine.
+NODE_TIMEOUT_S = 60.0
 # Loaded once for all ranks, if the script names them.
 _USUAL = ("torchvision", "PIL.Image", "sklearn", "cv2", "timm")
 EXACT_LINES = """\
@@ -234,7 +237,7 @@ def _rendezvous(given: argparse.Namespace, nnodes: int, num_ranks: int) -> Rende
     place = Path(given.script).absolute().parent if not given.module else Path.cwd()
     digest = hashlib.sha256(f"{endpoint} {run_id}".encode()).hexdigest()[:12]
     return rendezvous_of(
-        ClusterConfig(),
+        ClusterConfig(node_timeout_s=NODE_TIMEOUT_S),
         size=ProcessRange(nnodes, nnodes),
         endpoint=with_port(endpoint),
         run_id=run_id,
