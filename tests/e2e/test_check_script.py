@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from samebits.cli.main import run
-from samebits.own_loop.scripts import is_script
+from samebits.own_loop.text import is_script
 from samebits.replay import check_script
 from samebits.replay.check_script import _compare, _Outcome
 from tests.runs import ROOT, TINY, samebits

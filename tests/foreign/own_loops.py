@@ -79,6 +79,7 @@ class Loop:
 GRAPH = "loss.backward(retain_graph=True)"
 BY_HAND, OWN, CARRIED = "the loop sets a gradient itself", "other values when it is read again", "when it is repeated"
 NOISE = "random numbers that it draws between backward() and optimizer.step()"
+KEPT = "in each micro-batch, and the loss depends on it"
 NONE, COUNT = "optimizer.step() finds no gradient", "the loop over the exact loader ended"
 START = "weights were loaded or changed after exact()"
 
@@ -104,6 +105,14 @@ EXACT = {
                 for p in self.param_groups[0]["params"]:
                     p.add_(torch.randn_like(p), alpha=1e-3)
         """
+    ),
+    "a step counter under sync_gradients weighs the loss": Loop(
+        before="count = 0", loss="loss = loss + 0.1 * count * out.mean()", end="if loader.sync_gradients: count += 1"
+    ),
+    "values for the log are kept, and an option is off": Loop(
+        before="total, anneal, last = 0.0, False, 0.0",
+        loss="if anneal: loss = loss + total * out.mean()",
+        end="total += loss.item(); last, shown = loss.item(), total / (i + 1) - last",
     ),
     "noise on the gradient has a generator of the step": Loop(
         between="""
@@ -267,7 +276,7 @@ NAMED = {
         options["collate_fn"] = collate
         """,
     ),
-    "a weight of the loss follows the number of batches": Loop(CARRIED, loss="loss = loss + 0.01 * i * out.mean()"),
+    "a weight of the loss follows the number of batches": Loop(KEPT, loss="loss = loss + 0.01 * i * out.mean()"),
     "dropout follows a counter": Loop(CARRIED, end="net[3].p = min(0.5, 0.01 * (i + 1))"),
     "a hidden state goes from batch to batch": Loop(
         CARRIED,
@@ -276,7 +285,28 @@ NAMED = {
         end="state = out.mean(0).detach()",
     ),
     "a running mean of the loss is a threshold": Loop(
-        CARRIED, before="mean = 1.0", loss="loss = loss / mean; mean = 0.9 * mean + 0.1 * loss.item()"
+        KEPT, before="mean = 1.0", loss="loss = loss / mean; mean = 0.9 * mean + 0.1 * loss.item()"
+    ),
+    "a second loss begins after 1,000 passes": Loop(
+        KEPT, before="num = 0", loss="loss = loss + (1.0 if num >= 1000 else 0.0) * out.mean()", end="num += 1"
+    ),
+    "a function of a counter gives a weight of the loss": Loop(
+        KEPT,
+        before="""
+        num = 0
+        def weight(n, start=1000): return 0.0 if n < start else 1.0
+        """,
+        loss="factor = weight(num); loss = loss + factor * out.mean()",
+        end="num = num + 1",
+    ),
+    "samples are chosen by a running mean of the loss": Loop(
+        KEPT,
+        before="mean = 1.0",
+        loss="""
+        each = F.cross_entropy(out, y, reduction="none")
+        mean = 0.9 * mean + 0.1 * each.mean().item()
+        loss = (each * (each.detach() > mean)).mean()
+        """,
     ),
     "a second DataLoader is read": Loop(
         CARRIED,

@@ -63,7 +63,7 @@ def check(
     N ranks of one launcher, of the same again, and of two launchers.
     """
     from samebits.launch import forkserver
-    from samebits.own_loop.scripts import is_script
+    from samebits.own_loop.text import is_script
 
     _write_nothing()
     if ranks is not None:
@@ -158,7 +158,7 @@ def gate(
 
     Exit code 0: same bits; 1: they differ; 2: they cannot be compared here.
     """
-    from samebits.own_loop.scripts import is_script
+    from samebits.own_loop.text import is_script
     from samebits.replay.gate import GateSource, default_file, lines
     from samebits.replay.gate import gate as run_gate
     from samebits.report.console import Console

@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from samebits.cluster.world import World
-from samebits.data.order import Order
 from samebits.errors import CheckpointError, ConfigError
 
 try:
@@ -52,7 +51,7 @@ from samebits.own_loop.current import current_world
 from samebits.own_loop.exact import exact, order_of
 from samebits.own_loop.loader import ExactLoader
 from samebits.own_loop.optimizer import check_modules, plain_step
-from samebits.own_loop.samples import LoaderSource, source_of
+from samebits.own_loop.samples import source_of
 from samebits.own_loop.session import ExactLoop
 from samebits.storage.run_folder import atomic_file
 
@@ -77,22 +76,6 @@ class ExactSettings:
     hang_timeout_s: float | None = (
         300.0  #: How long no rank may make progress in training, seconds; None: forever.
     )
-
-    def order_of(self, source: LoaderSource) -> Order:
-        """Return the order of the samples of a training DataLoader.
-
-        Raises:
-            ConfigError: A batch size is missing or invalid.
-        """
-        micro_batch = source.batch_size if self.micro_batch is None else self.micro_batch
-        return order_of(
-            len(source.samples),
-            self.global_batch,
-            micro_batch,
-            self.seed,
-            source.is_shuffled,
-            source.drop_last,
-        )
 
 
 @dataclass
@@ -402,7 +385,10 @@ class ExactAccelerator(Accelerator):
 
     def _prepare_training(self, data: DataLoader[Any]) -> Any:
         source = source_of(data)
-        order = self.exact_part.settings.order_of(source)
+        chosen = self.exact_part.settings
+        size = source.batch_size if chosen.micro_batch is None else chosen.micro_batch
+        choices = (source.is_shuffled, source.drop_last)
+        order = order_of(len(source.samples), chosen.global_batch, size, chosen.seed, *choices)
         self.exact_part.data = data
         self.exact_part.batches_per_step = -(
             -order.global_batch // (source.batch_size or order.micro_batch)

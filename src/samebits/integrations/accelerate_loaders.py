@@ -5,16 +5,15 @@ from typing import Any
 
 import torch
 from accelerate.state import GradientState
-from accelerate.utils import gather, recursively_apply, send_to_device
+from accelerate.utils import recursively_apply, send_to_device
 from torch import Tensor
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.division import Batches
-from samebits.data.keyed import keys
-from samebits.data.loader import Request
 from samebits.data.order import Order
 from samebits.errors import ConfigError
+from samebits.own_loop.evaluation import read_batches
 from samebits.own_loop.loader import ExactLoader
 from samebits.own_loop.samples import LoaderSource
 
@@ -147,28 +146,15 @@ class EvaluationLoader(_PreparedLoader):
     def __iter__(self) -> Iterator[Any]:
         mine = [number * self._world.size + self._world.rank for number in range(len(self))]
         existing = [number if number < len(self._batches) else 0 for number in mine]
-
-        def requests() -> Iterator[Request]:
-            for number in existing:
-                indices = self._batches[number]
-                yield indices, keys(0, 0, indices)
-
-        loader = self._source.open(
-            requests, self._world.device, num_ranks_here=self._world.num_ranks_here
-        )
         self.gradient_state._add_dataloader(self)
         self.end_of_dataloader = False
-        # Samples may draw random numbers here. How many a rank draws depends on its share of the batches.
-        generator = torch.get_rng_state()
+        read = read_batches(self._source, self._batches, existing, self._world.device, self._world)
         try:
-            for number, request in zip(mine, requests(), strict=True):
-                batch = loader.batch(*request).inputs
+            for number, (_, indices, batch) in zip(mine, read, strict=True):
                 self.end_of_dataloader = number == mine[-1]
-                self.num_counted = len(request[0]) if number < len(self._batches) else 0
+                self.num_counted = len(indices) if number < len(self._batches) else 0
                 yield batch if self._device is None else send_to_device(batch, self._device)
         finally:
-            torch.set_rng_state(generator)
-            loader.close()
             self.gradient_state._remove_dataloader(self)
 
 
@@ -201,12 +187,7 @@ def gather_counted(
             rows = rows[: loader.num_counted]  # the Trainer repeats a mean loss batch_size times
         if accelerator.num_processes == 1:
             return rows
-        # `gather` needs tensors of equal size on all ranks, which have different numbers of rows.
-        lengths = gather(torch.tensor([len(rows)], device=rows.device)).tolist()
-        longest = max(lengths)
-        if len(rows) < longest:
-            rows = torch.cat([rows, rows.new_zeros((longest - len(rows), *rows.shape[1:]))])
-        parts = gather(rows.contiguous()).split(longest) if longest else [rows]
-        return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=False)])
+        parts = collectives.all_gather_object(accelerator.exact_part.world, rows.detach().cpu())
+        return torch.cat(parts).to(rows.device)
 
     return recursively_apply(counted, data)

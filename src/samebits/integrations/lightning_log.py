@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -30,22 +31,17 @@ def find(module: str, name: str) -> Any:
     Raises:
         ConfigError: Lightning is not installed, or is a version that lacks it.
     """
-    first, second = PACKAGES
-    if first not in sys.modules and second in sys.modules:
-        first, second = second, first
+    # of a script that imports only the second one, that one
+    imported = [each for each in PACKAGES if each in sys.modules]
+    package = imported[0] if imported else PACKAGES[find_spec("lightning") is None]
     try:
-        try:
-            package = import_module(first)
-        except ModuleNotFoundError:
-            first = second
-            package = import_module(second)
-        return getattr(import_module(f"{package.__name__}.{module}"), name)
+        return getattr(import_module(f"{package}.{module}"), name)
     except ModuleNotFoundError as error:
         raise ConfigError("Lightning is not installed", cause=error, fix=MISSING) from None
     except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"this version of Lightning has no {module}.{name}",
-            given=f"{first} {getattr(package, '__version__', '')}",
+            given=f"{package} {getattr(sys.modules.get(package), '__version__', '')}",
             cause=error,
             fix="Install a version that docs/lightning.md lists.",
         ) from None
@@ -81,16 +77,7 @@ class MetricStates:
             for name, metric in self._metrics.items()
         }
         for metric in self._metrics.values():
-            for name, default in metric._defaults.items():
-                device = metric.device
-                # A copy of the default, since metrics change their states in place.
-                setattr(
-                    metric,
-                    name,
-                    default.detach().clone().to(device) if isinstance(default, Tensor) else [],
-                )
-            metric._update_count = 0
-            metric._computed = None
+            metric.reset()  # to new tensors
         try:
             yield
         finally:

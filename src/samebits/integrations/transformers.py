@@ -259,22 +259,6 @@ class ExactTrainerMixin(_Base):
         """
         assert self._loop is not None
         step, micro_batch = self._fetched.popleft()
-        loss, share = self._run(step, micro_batch, model, inputs, num_items_in_batch)
-        if micro_batch.weight > 0.0:
-            self._losses.add(loss * share)
-        if self._loop.is_last:
-            self._loop.seed_update()  # for callbacks, such as on_pre_optimizer_step
-        return loss
-
-    def _run(
-        self, step: Step, micro_batch: MicroBatch, model: nn.Module, inputs: Any, num_items: Any
-    ) -> tuple[Tensor, Any]:
-        """Run a micro-batch of a step; return its loss, of shape (), and its share of the step's.
-
-        Args:
-            model, inputs, num_items: See `training_step`.
-        """
-        assert self._loop is not None
         self._micro_batch = micro_batch
         self._loop.begin(step, micro_batch, inputs)
         self.current_gradient_accumulation_steps = 1
@@ -282,17 +266,22 @@ class ExactTrainerMixin(_Base):
         factor = None
         with self._without_world_size():
             # With the items of this micro-batch, the loss is a mean over them, also of models that ignore the number.
-            if num_items is not None and self.loss_is_scaled_for_ga is not False:
-                num_all = num_items
-                num_items = super()._get_num_items_in_batch([inputs], self.args.device)
+            if num_items_in_batch is not None and self.loss_is_scaled_for_ga is not False:
+                num_all = num_items_in_batch
+                num_items_in_batch = super()._get_num_items_in_batch([inputs], self.args.device)
                 if share > 0.0:
-                    share = num_items.double() / num_all.double()
+                    share = num_items_in_batch.double() / num_all.double()
                     # The loop multiplies by the share of the samples; this makes it the share of the items.
-                    own = num_items * step.num_samples
+                    own = num_items_in_batch * step.num_samples
                     total = num_all * len(micro_batch)
                     factor = own.double() / total.double()
             self.accelerator.exact_part.loss_factor = factor
-            return super().training_step(model, inputs, num_items), share
+            loss = super().training_step(model, inputs, num_items_in_batch)
+        if micro_batch.weight > 0.0:
+            self._losses.add(loss * share)
+        if self._loop.is_last:
+            self._loop.seed_update()  # for callbacks, such as on_pre_optimizer_step
+        return loss
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate a batch. Its loss is the mean over its own items."""

@@ -21,8 +21,8 @@ from samebits.cluster.env import error_file
 from samebits.errors import SamebitsError, TrainError
 from samebits.frames import callers
 from samebits.own_loop.guard import fault
-from samebits.own_loop.scripts import ends_by_count
 from samebits.own_loop.session import ExactLoop
+from samebits.own_loop.text import ends_by_count
 
 
 class Iteration:

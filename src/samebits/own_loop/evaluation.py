@@ -11,12 +11,39 @@ from torch import Tensor
 from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.data.division import Batches
-from samebits.data.keyed import keys
+from samebits.data.keyed import IntArray, keys
 from samebits.data.loader import Request
 from samebits.data.seeding import seed_between
 from samebits.errors import ConfigError
 from samebits.own_loop.current import current_world
-from samebits.own_loop.samples import source_of
+from samebits.own_loop.samples import LoaderSource, source_of
+
+
+def read_batches(
+    source: LoaderSource,
+    batches: Batches,
+    numbers: Iterable[int],
+    device: torch.device,
+    world: World,
+) -> Iterator[tuple[int, IntArray, Any]]:
+    """Read batches of a dataset by their numbers; yield number, indices of the samples (N,), and the batch.
+
+    Samples may draw random numbers here. How many a rank draws depends on its share of the batches, so the state of
+    torch's generator is restored in the end.
+    """
+
+    def requests() -> Iterator[Request]:
+        for number in numbers:
+            yield batches[number], keys(0, 0, batches[number])
+
+    loader = source.open(requests, device, num_ranks_here=world.num_ranks_here)
+    generator = torch.get_rng_state()
+    try:
+        for number, request in zip(numbers, requests(), strict=True):
+            yield number, request[0], loader.batch(*request).inputs
+    finally:
+        loader.close()
+        torch.set_rng_state(generator)
 
 
 class EvalLoader:
@@ -43,8 +70,8 @@ class EvalLoader:
         self._current = -1
         self._numbers: dict[int, dict[str, list[float]]] = {}
         self._results: dict[int, list[Any]] = {}
-        self._metrics: list[Any] = []
-        self._states: list[dict[int, dict[str, Any]]] = []  # of each metric, by batch
+        # metrics with their states by batch, by identity
+        self._metrics: dict[int, tuple[Any, dict[int, dict[str, Any]]]] = {}
         self.dataset = source.samples.dataset
         self.batch_size = source.batch_size
 
@@ -55,24 +82,14 @@ class EvalLoader:
     def __iter__(self) -> Iterator[Any]:
         self._numbers = {}
         self._results = {}
-        self._metrics = []
-        self._states = []
+        self._metrics = {}
         mine = range(self.world.rank, len(self._batches), self.world.size)
-
-        def requests() -> Iterator[Request]:
-            for index in mine:
-                indices = self._batches[index]
-                yield indices, keys(0, 0, indices)
-
-        loader = self._source.open(requests, self._device, num_ranks_here=self.world.num_ranks_here)
-        # Reading and the body may draw random numbers, by the batches that this rank has.
-        generator = torch.get_rng_state()
+        read = read_batches(self._source, self._batches, mine, self._device, self.world)
         try:
-            for self._current, request in zip(mine, requests(), strict=True):
+            for self._current, indices, inputs in read:
                 self.world.activity.enter("evaluating")
-                batch = loader.batch(*request)
-                seed_between(self._device, 0, int(request[0][0]))
-                yield batch.inputs
+                seed_between(self._device, 0, int(indices[0]))
+                yield inputs
             if mine and not (self._numbers or self._results or self._metrics):
                 warnings.warn(
                     f"a pass over an EvalLoader has counted nothing: this process has read {len(mine)} of {len(self)} "
@@ -82,8 +99,6 @@ class EvalLoader:
                 )
         finally:
             self._current = -1
-            loader.close()
-            torch.set_rng_state(generator)
 
     def add(self, **numbers: Tensor | float) -> None:
         """Add numbers of the current batch, floats or 0-d tensors: sums over its samples, such as correct ones."""
@@ -141,13 +156,11 @@ class EvalLoader:
                 f"the states of the metric {type(metric).__name__} do not merge: it has full_state_update",
                 fix="Count with loader.add(...), or choose another metric.",
             )
-        if not any(metric is known for known in self._metrics):
-            self._metrics.append(metric)
-            self._states.append({})
         metric.reset()
         metric.update(*args, **kwargs)
+        _, states = self._metrics.setdefault(id(metric), (metric, {}))
         # A copy, since the next `reset` and `update` change the metric's own tensors.
-        self._states[self._number(metric)][self._batch()] = _copied(metric.metric_state)
+        states[self._batch()] = _copied(metric.metric_state)
 
     def compute(self, metric: Any) -> Any:
         """Return a metric's value over all batches, equal on all ranks. Called on all of them after the loop.
@@ -156,8 +169,7 @@ class EvalLoader:
             metric: The metric that `update` was called with; it then has the state of all batches.
         """
         # A rank without batches has not met the metric.
-        is_known = any(metric is known for known in self._metrics)
-        mine = self._states[self._number(metric)] if is_known else {}
+        _, mine = self._metrics.get(id(metric), (metric, {}))
         by_batch: dict[int, dict[str, Any]] = {}
         for own in collectives.all_gather_object(self.world, mine):
             by_batch.update(own)
@@ -174,9 +186,6 @@ class EvalLoader:
                 metric.merge_state(merged)
             merged = _copied(metric.metric_state)
         return metric.compute()
-
-    def _number(self, metric: Any) -> int:
-        return next(number for number, known in enumerate(self._metrics) if known is metric)
 
     def _batch(self) -> int:
         if self._current < 0:

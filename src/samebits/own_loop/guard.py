@@ -220,6 +220,13 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "differs between the ranks, as the shares of an evaluation do.",
         "Mend the first error. Gather results of unequal shares by collect() and collected() of a samebits.EvalLoader.",
     ),
+    "kept": (
+        "the loop changes {name} in each micro-batch, and the loss depends on it",
+        "",
+        "How often it changes before a step, and by which samples, depends on the number of processes.",
+        "Use loader.step instead of a counter. Change what is kept once a step, under if loader.sync_gradients, by "
+        "values that are equal on all ranks.",
+    ),
     "carried": (
         "the first micro-batch of a step gives another gradient when it is repeated",
         _STEP,

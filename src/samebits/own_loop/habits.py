@@ -35,8 +35,8 @@ class Habits:
         self._called: dict[tuple[str, str], set[int]] = {}  # what follows the optimizer -> bodies
         self._stepping: set[bool] = set()
         self._is_script = self._has_looked = False
-        self._num_steps = self._num_looks = 0
-        self._num_before = self._looks_before = 0  # in earlier iterations
+        self._num_unseen = 0  # steps in which the script has not looked at the position
+        self._unseen_before = 0  # those of earlier iterations
 
     @property
     def is_first_step(self) -> bool:
@@ -49,16 +49,16 @@ class Habits:
 
         One that has not can only count micro-batches, whose number depends on the world.
         """
-        return self._num_looks == self._num_steps
+        return self._num_unseen == 0
 
     @property
     def has_counted_steps(self) -> bool:
         """Whether it has done so in all iterations: in one that ended with its first step, it may have by chance."""
-        return self._num_looks + self._looks_before == self._num_steps + self._num_before
+        return self._num_unseen + self._unseen_before == 0
 
     def look(self) -> None:
         """Note that the script looks at the position in steps."""
-        self._num_looks += not self._has_looked
+        self._num_unseen -= not self._has_looked
         self._has_looked = True
 
     def begin_pass(self) -> None:
@@ -66,21 +66,20 @@ class Habits:
         self._is_script = True
         self._has_looked = True
         self.has_trained = False
-        self._num_before = self._num_before + self._num_steps
-        self._looks_before = self._looks_before + self._num_looks
-        self._num_steps = self._num_looks = 0
+        self._unseen_before += self._num_unseen
+        self._num_unseen = 0
         self._stepping = set()
         self.has_drawn = False
 
     def undo_pass(self) -> None:
         """Forget an iteration that has trained nothing."""
-        self._num_steps = self._num_looks = 0
+        self._num_unseen = 0
 
     def begin_step(self) -> None:
         """Start a step."""
         self._called = {}
         if self._is_script:
-            self._num_steps = self._num_steps + 1
+            self._num_unseen += 1
             self._has_looked = False
 
     def end_body(self, num_rounds: int) -> None:

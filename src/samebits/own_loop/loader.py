@@ -12,10 +12,11 @@ from samebits.data.seeding import preserved
 from samebits.errors import CheckpointError, TrainError
 from samebits.own_loop.current import check_equal_state
 from samebits.own_loop.ending import Iteration, check_start
-from samebits.own_loop.guard import fault
+from samebits.own_loop.guard import fault, script_line
 from samebits.own_loop.optimizer import follow
 from samebits.own_loop.samples import LoaderSource
 from samebits.own_loop.session import ExactLoop
+from samebits.own_loop.text import carried_into_loss
 
 POSITION = "step"
 ORDER = "parameters"  # a checksum of the parameters' names in the order of the optimizers
@@ -246,6 +247,10 @@ class ExactLoader:
                 for micro_batch in step.micro_batches:
                     batch = loader.batch(micro_batch.indices, micro_batch.keys)
                     self.loop.begin(step, micro_batch, batch.inputs)
+                    if current.num_read == 0:
+                        name, line = carried_into_loss(script_line())
+                        if name:
+                            raise fault("kept", name=name).with_slots(where=line)
                     self.is_padding = micro_batch.weight == 0.0
                     current.num_read += 1
                     yield batch.inputs

@@ -159,11 +159,6 @@ class ExactLoop:
         """Whether a micro-batch is running."""
         return self._current is not None
 
-    @property
-    def has_backward(self) -> bool:
-        """Whether the current micro-batch has had a backward pass."""
-        return self._round > 0
-
     def begin(self, step: Step, micro_batch: MicroBatch, inputs: Any = None) -> None:
         """Start a micro-batch, after the end of the one before.
 

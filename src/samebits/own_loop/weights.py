@@ -70,11 +70,7 @@ class WeightGuard:
 
     def check(self, step: int) -> None:
         """Compare the weights. Raises TrainError if one has changed."""
-        changed = [
-            name
-            for (name, tensor), version in zip(self._named, self._versions, strict=True)
-            if tensor._version != version
-        ] or [
+        changed = self._with_other_versions() or [
             name
             for (name, tensor), value in zip(self._named, self._values, strict=bool(self._values))
             if not torch.equal(tensor, value)
@@ -84,10 +80,11 @@ class WeightGuard:
 
     def has_other_versions(self) -> bool:
         """Return whether something has written to a parameter since the start of the step."""
-        return any(
-            each._version != version
-            for (_, each), version in zip(self._named, self._versions, strict=True)
-        )
+        return bool(self._with_other_versions())
+
+    def _with_other_versions(self) -> list[str]:
+        pairs = zip(self._named, self._versions, strict=True)
+        return [name for (name, tensor), version in pairs if tensor._version != version]
 
     def has_moved(self) -> bool:
         """Return whether a parameter has another value than at the start of the step; True if they were not kept."""
