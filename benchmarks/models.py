@@ -19,8 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from samebits.provenance.record import sha256_of_json
 from samebits.provenance.run_files import RunFiles
-from samebits.provenance.statement import sha256_of_json
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "publish.md"
 CLASSES = ("daisy", "dandelion", "roses", "sunflowers", "tulips")

@@ -163,7 +163,7 @@ def _is_own(row: Any, shared: Any) -> bool:
 
 def _tables(rows: list[Any]) -> list[str]:
     """A table of the settings, and one below a heading for each section."""
-    from samebits.provenance.same_run import is_free
+    from samebits.provenance.identity import is_free
 
     blocks: list[str] = []
     head = "| setting | type | default | what it controls | at a resume |\n|---|---|---|---|---|"

@@ -24,8 +24,7 @@ from samebits.engine import step as step_module
 from samebits.engine.job import Job
 from samebits.engine.progress import StepResult
 from samebits.engine.step import run_step
-from samebits.provenance import statement
-from samebits.provenance.statement import make_statement, read_statement_and_files
+from samebits.provenance.record import STATEMENT_FILE, make_statement, read_statement_and_files
 from samebits.storage.manifest import MANIFEST, OPTIMIZER, WEIGHTS, sha256_of_file
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import weights_sha256
@@ -169,7 +168,7 @@ def _machines() -> Iterator[Fault]:
             return run_step(job, step, loader, flag)
 
     def other_torch(run: Path) -> None:
-        record = read_statement_and_files(run / statement.FILE_NAME)[0]
+        record = read_statement_and_files(run / STATEMENT_FILE)[0]
         _restate(run, environment=[{**record.environment[-1], "torch": "2.14.1+cpu"}])
 
     yield Fault("machine", "a weight in memory doubled", 25, "not reproduced: blocks.1.conv1", cheat=flip)
@@ -217,5 +216,5 @@ def _replace_weights(run: Path) -> None:
 
 def _restate(run: Path, **changes: Any) -> None:
     """Write a statement that agrees with altered files, as the run's publisher could."""
-    record = replace(read_statement_and_files(run / statement.FILE_NAME)[0], **changes)
-    RunFolder(run).write_json(statement.FILE_NAME, make_statement(record, {}, run.name, 0.0, 1.0))
+    record = replace(read_statement_and_files(run / STATEMENT_FILE)[0], **changes)
+    RunFolder(run).write_json(STATEMENT_FILE, make_statement(record, {}, run.name, 0.0, 1.0))

@@ -25,7 +25,7 @@ def run(tmp_path: Path) -> Path:
     checkpoint.mkdir(parents=True)
     (checkpoint / "manifest.json").write_text("{}")
     (tmp_path / "run" / "run.lock").touch()
-    (tmp_path / "run" / "config.yaml").write_text(to_yaml(found.load(["epochs=2"]).resolved))
+    (tmp_path / "run" / "config.yaml").write_text(to_yaml(found.load(["epochs=2"]).config.model_dump(mode="json")))
     return tmp_path / "run"
 
 

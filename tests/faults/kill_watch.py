@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.faults.faults import Job
 
-HEADER_BYTES, RECORD_BYTES = 56, 72  # of steps.bin; see src/samebits/provenance/step_log.py
+HEADER_BYTES, RECORD_BYTES = 56, 72  # of steps.bin; see src/samebits/provenance/record.py
 VIEWS = "*/*/views.json"  # in the folder for temporary files
 
 

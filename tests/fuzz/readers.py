@@ -190,8 +190,7 @@ def message(path: Path) -> None:
 
 def verified(path: Path) -> None:
     """What a stranger publishes to have a run verified: its record of steps and its statement."""
-    from samebits.provenance.statement import read_statement_and_files
-    from samebits.provenance.step_log import StepWriter, read_steps
+    from samebits.provenance.record import StepWriter, read_statement_and_files, read_steps
 
     if path.name == "steps.bin":
         try:

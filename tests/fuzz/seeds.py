@@ -17,8 +17,7 @@ from PIL import Image
 from safetensors.torch import save
 from torch import nn
 
-from samebits.provenance.statement import Evaluation, RunStatement, make_statement
-from samebits.provenance.step_log import FIRST_LINK
+from samebits.provenance.record import FIRST_LINK, Evaluation, RunStatement, make_statement
 
 # Of formats that are not in the list: refused by their content, whatever they are called.
 REFUSED = ("f.jpg", "g.jpg", "h.jpg", "i.jpg", "gbk.txt")

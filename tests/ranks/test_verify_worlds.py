@@ -19,7 +19,7 @@ from samebits.engine.job import Job
 from samebits.engine.output.recorder import digest_of_step, sample_ids
 from samebits.engine.progress import StepFlags, StepResult
 from samebits.engine.step import run_step
-from samebits.provenance.step_log import OVERFLOW, StepLog, read_steps
+from samebits.provenance.record import OVERFLOW, StepLog, read_steps
 from samebits.replay.segments import Segment
 from samebits.replay.verify import Verdict, lines
 from tests.ranks.rank_pool import RankPool

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torchvision
 
-from samebits.config.load import load, mapping_layer
+from samebits.config.document import mapping_layer
+from samebits.config.load import load
 from samebits.errors import ConfigError
 from samebits.recipes.classify.config import RESNETS, Config
 

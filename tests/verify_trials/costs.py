@@ -26,7 +26,7 @@ from samebits.engine.output.reports import Reports
 from samebits.engine.progress import StepResult
 from samebits.engine.run_spec import RunSpec
 from samebits.engine.step import run_step
-from samebits.provenance.step_log import FILE_NAME
+from samebits.provenance.record import STEPS_FILE
 from samebits.recipes.catalog import find
 from samebits.replay import segments as replay
 from samebits.replay.verify import Request, verify
@@ -45,7 +45,7 @@ def cost_of_record(name: str, folder: Path, num_steps: int) -> dict[str, float]:
     """
     with alone() as world:
         job = job_of(name, world, num_samples=640, global_batch=GLOBAL_BATCH, epochs=1000)
-        path = folder / f"{name}-{FILE_NAME}"
+        path = folder / f"{name}-{STEPS_FILE}"
         recorder = StepRecorder(job, path)
         loader, steps = job.open_loader(job.num_steps)
         recorder.start(job)

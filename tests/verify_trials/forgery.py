@@ -13,9 +13,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from samebits.config import document
-from samebits.provenance import statement, step_log
+from samebits.provenance.record import (
+    STATEMENT_FILE,
+    STEPS_FILE,
+    RunStatement,
+    StepRecord,
+    make_statement,
+    read_statement_and_files,
+    read_steps,
+    write_steps,
+)
 from samebits.provenance.run_files import RunFiles
-from samebits.provenance.statement import RunStatement, make_statement, read_statement_and_files
 from samebits.storage.manifest import MANIFEST, STATE, WEIGHTS, sha256_of_file
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import weights_sha256
@@ -24,7 +32,7 @@ from samebits.storage.weights import weights_sha256
 def forge(run: Path, **changes: Any) -> None:
     """Make a run's statement and result agree with its other files, as its publisher can."""
     folder = RunFolder(run)
-    log = step_log.read_steps(run / step_log.FILE_NAME)
+    log = read_steps(run / STEPS_FILE)
     tensors = load_file(run / WEIGHTS)
     there = RunFiles(run)
     checkpoints = there.checkpoints
@@ -37,10 +45,10 @@ def forge(run: Path, **changes: Any) -> None:
         weights_sha256=weights_sha256(tensors),
         **changes,
     )
-    files = {name: sha256_of_file(run / name) for name in (WEIGHTS, step_log.FILE_NAME)}
+    files = {name: sha256_of_file(run / name) for name in (WEIGHTS, STEPS_FILE)}
     for name, parts in checkpoints.items():
         files |= {f"checkpoints/{name}/{file}": sha256 for file, sha256 in parts.items()}
-    folder.write_json(statement.FILE_NAME, make_statement(record, files, run.name, 0.0, 1.0))
+    folder.write_json(STATEMENT_FILE, make_statement(record, files, run.name, 0.0, 1.0))
     last = record.evaluations[-1]
     result = folder.read_json("result.json")
     result |= {"chain": record.chain, "root": record.root, "weights_sha256": record.weights_sha256}
@@ -53,7 +61,7 @@ def forge(run: Path, **changes: Any) -> None:
 
 def read_record(run: Path) -> RunStatement:
     """Return a run's record."""
-    return read_statement_and_files(run / statement.FILE_NAME)[0]
+    return read_statement_and_files(run / STATEMENT_FILE)[0]
 
 
 def edit_json(path: Path, edit: Callable[[Any], None]) -> None:
@@ -75,16 +83,16 @@ def edit_evaluation(run: Path, step: int, **metrics: float) -> None:
     path.write_text("".join(json.dumps(each) + "\n" for each in records))
 
 
-def edit_steps(run: Path, step: int, edit: Callable[[step_log.StepRecord], step_log.StepRecord]) -> None:
+def edit_steps(run: Path, step: int, edit: Callable[[StepRecord], StepRecord]) -> None:
     """Change the record of a step."""
-    path = run / step_log.FILE_NAME
-    log = step_log.read_steps(path)
+    path = run / STEPS_FILE
+    log = read_steps(path)
     size = len(log.body) // len(log)
     record = log.get(step)
     assert record is not None
     body = log.body[: step * size] + edit(record).to_bytes() + log.body[(step + 1) * size :]
-    step_log.write_steps(path, replace(log, body=body))
-    after = step_log.read_steps(path).get(step)
+    write_steps(path, replace(log, body=body))
+    after = read_steps(path).get(step)
     assert after is not None
     edit_lines(run, "train", step + 1, loss=after.loss, lr=after.lr, grad_norm=after.norm)
 

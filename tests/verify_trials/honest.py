@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from samebits.cluster.world import World
-from samebits.provenance.step_log import FILE_NAME
+from samebits.provenance.record import STEPS_FILE
 from samebits.replay.verify import Verdict, lines
 from samebits.storage.checkpoint import steps
 from tests.ranks.rank_pool import RankPool
@@ -36,7 +36,7 @@ def honest_trial(pool: RankPool, folder: Path, number: int) -> tuple[Verdict, st
     for stop_at in sorted(chance.randrange(1, NUM_STEPS) for _ in range(chance.randrange(4))):
         pool.run(size, train_until, folder, options, stop_at, "auto")
         done.append(f"{size} until {stop_at}")
-        log, saved = folder / FILE_NAME, max(steps(folder / "checkpoints"), default=0)
+        log, saved = folder / STEPS_FILE, max(steps(folder / "checkpoints"), default=0)
         if chance.random() < 0.3:  # the machine died: the file lost what was not flushed with the last checkpoint
             os.truncate(log, max(56 + 72 * saved, log.stat().st_size - chance.randrange(200)))
             done.append("cut off")
@@ -57,7 +57,7 @@ def honest_by_command(folder: Path, number: int) -> tuple[bool, str]:
     command = ["train", TINY, *settings, "--run-dir", run, "--procs"]
     process = start(*command, sizes[0], cwd=folder)
     try:
-        log = run / FILE_NAME
+        log = run / STEPS_FILE
         while process.poll() is None and not (log.exists() and log.stat().st_size >= 56 + 72 * at):
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGKILL)

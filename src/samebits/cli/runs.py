@@ -104,7 +104,7 @@ def compare(runs: Runs, as_json: Json = False, debug: Debug = False) -> None:
     Settings, versions, code and data are listed where they differ. Run folders are only read. samebits report draws
     curves, and samebits diff finds the first step and value that differ.
     """
-    from samebits.provenance.run_files import altered_in
+    from samebits.provenance.identity import altered_in
     from samebits.report.console import Console
     from samebits.run_views.compare import compare as compare_runs
     from samebits.run_views.history import read_history

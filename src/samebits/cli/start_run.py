@@ -147,10 +147,7 @@ def _joined(found: RecipeSpec, spec: RunSpec, here: RankAssignment) -> Iterator[
                 fix="Give --run-dir where restarts are allowed. The run so far is the newest folder under runs/; "
                 "resume it with --run-dir and --resume auto.",
             )
-        folder = spec.folder or collectives.broadcast_object(
-            world, new_folder(found.name) if world.is_main else None
-        )
-        assert folder is not None
+        folder = spec.folder or collectives.run_on_rank0(world, lambda: new_folder(found.name))
         if here.started_by != "samebits" and world.local_rank == 0:
             warn_before(folder, spec.config)
         try:
@@ -178,7 +175,7 @@ def check_before_start(config: RunConfig, run_dir: Path | None, resume: str) -> 
         DataError: The data is missing.
         ConfigError: The run to resume has other settings, or a package of the recipe or a tracker is missing.
     """
-    from samebits.provenance.same_run import check_came_from, check_same_run
+    from samebits.provenance.identity import check_came_from, check_same_run
     from samebits.storage.run_folder import RunFolder
 
     require_recipe(config.recipe)

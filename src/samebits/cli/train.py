@@ -1,17 +1,21 @@
 """`samebits train`."""
 
+from __future__ import annotations
+
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from samebits.cli.options import Debug, Init, LocalRank, Overrides, Rank, WorldSize, path_option
 from samebits.errors import ConfigError
 from samebits.launch.subcommand import SAMEBITS
+
+if TYPE_CHECKING:
+    from samebits.launch.start import LaunchOptions
 
 Source = Annotated[
     str | None,
@@ -117,6 +121,9 @@ def train(
     """
     from samebits.cluster.env import read_assignment
     from samebits.launch import forkserver
+    from samebits.launch.start import LaunchOptions
+    from samebits.launch.subcommand import end_with_caller
+    from samebits.process_range import MAX_NODES, MAX_PROCS, parse_range
     from samebits.recipes.catalog import command_arguments, find
     from samebits.recipes.trust import check_tracker_files, trust_named
     from samebits.report.trackers.tracker import check_trackers
@@ -127,10 +134,15 @@ def train(
         overrides = [source, *(overrides or [])]
         source = None
     # Checked before torch is imported, so that a wrong option is refused at once.
-    _check_ranges(procs, nodes)
+    for option, text, limit in (("--procs", procs, MAX_PROCS), ("--nodes", nodes, MAX_NODES)):
+        if text is not None:
+            parse_range(text, option, limit)
     here = read_assignment(os.environ, init, rank, world_size)
     source, overrides = _stored_source(
         source, overrides or [], run_dir, None if here is None else here.restart
+    )
+    options = LaunchOptions(
+        procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts
     )
     # The launcher imports torch too for a recipe file, so both imports run at the same time.
     is_early = (
@@ -147,28 +159,13 @@ def train(
         if here is None:  # of ranks, rank 0 checks
             check_trackers(loaded.config.report.trackers)
         if hosts is not None:
-            given = {"--nodes": nodes, "--procs": procs, "--init": init, "--rank": rank}
-            arguments = command_arguments(found, loaded.diff)
-            return _on_hosts(
-                hosts,
-                given,
-                found.name,
-                arguments,
-                rdzv_endpoint,
-                run_dir,
-                resume,
-                max_restarts,
-                stop_after,
-            )
+            command = [*SAMEBITS, "train", *command_arguments(found, loaded.diff)]
+            command += ["--resume", resume, "--max-restarts", str(max_restarts)]
+            command += ["--stop-after", str(stop_after)] if stop_after is not None else []
+            return _on_hosts(hosts, options, found.name, command, run_dir, resume)
         if run_dir is not None:
             check_run_dir(run_dir, resume, is_first=nodes is None and here is None)
-        from samebits.launch.start import LaunchOptions
-        from samebits.launch.subcommand import end_with_caller
-
         end_with_caller()
-        options = LaunchOptions(
-            procs, nodes, rdzv_endpoint, rdzv_id, init, rank, world_size, max_restarts
-        )
         from samebits.cli.start_run import train_command  # late: --help needs none of it
 
         return train_command(found, loaded, run_dir, resume, options, stop_after)
@@ -181,34 +178,24 @@ def _starts_processes(procs: str | None, nodes: str | None) -> bool:
     return nodes is not None or (num_cores() > 1 if procs is None else procs != "1")
 
 
-def _check_ranges(procs: str | None, nodes: str | None) -> None:
-    from samebits.process_range import MAX_NODES, MAX_PROCS, parse_range
-
-    for option, text, limit in (("--procs", procs, MAX_PROCS), ("--nodes", nodes, MAX_NODES)):
-        if text is not None:
-            parse_range(text, option, limit)
-
-
 def _on_hosts(
     hosts: str,
-    given: Mapping[str, object],
+    options: LaunchOptions,
     name: str,
     arguments: list[str],
-    endpoint: str | None,
     run_dir: Path | None,
     resume: str,
-    max_restarts: int,
-    stop_after: int | None,
 ) -> int:
     """Start this command on hosts by ssh, without the options that only a command of one node has."""
     from samebits.launch.ssh import RemoteHost, parse_hosts, run_on_hosts
     from samebits.launch.start import DEFAULT_PORT
     from samebits.storage.run_folder import check_run_dir, drop_empty, new_folder
 
-    if names := [name for name, value in given.items() if value is not None]:
+    of_one = ("nodes", "procs", "init", "rank")
+    if given := [f"--{each}" for each in of_one if getattr(options, each) is not None]:
         raise ConfigError(
             f"--hosts {hosts} starts the nodes itself, and cannot be combined with options of one node",
-            fix=f"Remove {', '.join(names)}.",
+            fix=f"Remove {', '.join(given)}.",
         )
     if run_dir is not None:
         check_run_dir(run_dir, resume)
@@ -216,13 +203,11 @@ def _on_hosts(
     folder = run_dir or new_folder(name)
 
     def command(number: int, machine: RemoteHost) -> list[str]:
-        parts = [*SAMEBITS, "train", *arguments]
-        parts += ["--run-dir", str(folder), "--resume", resume, "--max-restarts", str(max_restarts)]
+        parts = [*arguments, "--run-dir", str(folder)]
         parts += ["--procs", str(machine.procs)] if machine.procs is not None else []
-        parts += ["--stop-after", str(stop_after)] if stop_after is not None else []
         if len(machines) > 1:
-            parts += ["--nodes", str(len(machines))]
-            parts += ["--rdzv-endpoint", endpoint or f"{machines[0].host}:{DEFAULT_PORT}"]
+            endpoint = options.endpoint or f"{machines[0].host}:{DEFAULT_PORT}"
+            parts += ["--nodes", str(len(machines)), "--rdzv-endpoint", endpoint]
         return parts
 
     try:

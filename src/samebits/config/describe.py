@@ -1,14 +1,12 @@
-"""Keys, types, defaults and meanings of all settings, from the typed models."""
+"""Keys, types, defaults and meanings of all settings, from the JSON Schema of the typed models."""
 
-import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
+from functools import cache
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined, to_jsonable_python
+from pydantic_core import PydanticUndefined
 
 from samebits.config.document import KeyPath
 
@@ -37,28 +35,33 @@ class Row(NamedTuple):
     meaning: str
 
 
-def settings(model: type[BaseModel], above: KeyPath = ()) -> Iterator[Setting]:
-    """Yield every setting and section of a model, a section before its settings."""
-    for name, field in model.model_fields.items():
+@cache  # it is asked for each override of a command line
+def settings(model: type[BaseModel]) -> tuple[Setting, ...]:
+    """Return every setting and section of a model, a section before its settings."""
+    return tuple(_settings(_tree(model), ()))
+
+
+def _settings(section: Mapping[str, Any], above: KeyPath) -> Iterator[Setting]:
+    for name, node in section["properties"].items():
         path = (*above, name)
-        section = _section(field.annotation)
-        text = "section" if section else _type(field.annotation, field.metadata)
-        yield Setting(path, text, field.description or "", section is not None)
-        if section:
-            yield from settings(section, path)
+        inner = next((part for part in _parts(node) if "properties" in part), None)
+        text = "section" if inner else _type(node)
+        yield Setting(path, text, node.get("description", ""), inner is not None)
+        if inner:
+            yield from _settings(inner, path)
 
 
 def defaults(model: type[BaseModel]) -> dict[str, Any]:
     """Return the default of every setting that has one, as plain values. Every section is included."""
-    values: dict[str, Any] = {}
-    for name, field in model.model_fields.items():
-        section = _section(field.annotation)
-        if not field.is_required():
-            make: Any = field.default_factory
-            values[name] = to_jsonable_python(make() if make else field.default)
-        elif section:
-            values[name] = defaults(section)
-    return values
+    return _defaults(_tree(model))
+
+
+def _defaults(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: node["default"] if "default" in node else _defaults(node)
+        for name, node in section["properties"].items()
+        if "default" in node or "properties" in node
+    }
 
 
 def table(model: type[BaseModel], config: Mapping[str, Any]) -> list[Row]:
@@ -76,33 +79,41 @@ def table(model: type[BaseModel], config: Mapping[str, Any]) -> list[Row]:
     ]
 
 
+def given(model: type[BaseModel], values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of each setting in nested values. A value may be a mapping itself."""
+    for setting in settings(model):
+        value = at(values, setting.path)
+        is_inside = setting.is_section and isinstance(value, Mapping)
+        if value is not PydanticUndefined and not is_inside:
+            yield setting.key, value
+
+
 def schema(model: type[BaseModel], config: Mapping[str, Any], title: str) -> dict[str, Any]:
     """Return the JSON Schema of a YAML file for `model`, for editors.
 
     All keys but `recipe` may be left out of the file, since its values override a preset's.
     """
-    document = model.model_json_schema()
-    definitions = document.pop("$defs", {})
-    tree = _inlined(document, definitions)
-    for setting in settings(model):
-        keys = [word for key in setting.path for word in ("properties", key)]
-        node = at(tree, keys)
-        value = at(config, setting.path)
-        if node is PydanticUndefined:  # within a section that may be null
-            continue
-        node.pop("default", None)
-        if (
-            not setting.is_section
-            and setting.path != ("recipe",)
-            and value is not PydanticUndefined
-        ):
-            node["default"] = value
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **tree,
+        **_with_defaults(_tree(model), config),
         "title": title,
         "required": ["recipe"],
     }
+
+
+def _with_defaults(section: Mapping[str, Any], values: Any) -> dict[str, Any]:
+    """Return a section of a schema whose defaults are the values of a preset."""
+    properties = {}
+    for name, node in section["properties"].items():
+        value = at(values, (name,))
+        if "properties" in node:
+            properties[name] = _with_defaults(node, value)
+            continue
+        properties[name] = {key: entry for key, entry in node.items() if key != "default"}
+        if name != "recipe" and value is not PydanticUndefined:
+            properties[name]["default"] = value
+    kept = {key: entry for key, entry in section.items() if key != "default"}
+    return {**kept, "properties": properties}
 
 
 def at(values: Mapping[str, Any], path: Iterable[str]) -> Any:
@@ -130,72 +141,56 @@ def show(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _parts(annotation: Any) -> tuple[Any, ...]:
-    """Return the members of a union; of any other annotation, itself."""
-    if get_origin(annotation) in (Union, types.UnionType):
-        return tuple(part for member in get_args(annotation) for part in _parts(member))
-    return (annotation,)
+@cache
+def _tree(model: type[BaseModel]) -> dict[str, Any]:
+    """Return a model's JSON Schema, with all definitions in place. It is shared, and must not be changed."""
+    document = model.model_json_schema()
+    tree: dict[str, Any] = _inlined(document, document.pop("$defs", {}))
+    return tree
 
 
-def _section(annotation: Any) -> type[BaseModel] | None:
-    for part in _parts(annotation):
-        if isinstance(part, type) and issubclass(part, BaseModel):
-            return part
-    return None
+def _parts(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the members of a union, null last; of any other type, itself."""
+    return sorted(node.get("anyOf", [node]), key=lambda part: part.get("type") == "null")
 
 
 _WORDS = {
-    bool: "true | false",
-    int: "int",
-    float: "float",
-    str: "text",
-    Path: "path",
-    type(None): "null",
+    "boolean": "true | false",
+    "integer": "int",
+    "number": "float",
+    "string": "text",
+    "object": "map",
+    "null": "null",
 }
 
 
-def _type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    metadata = list(metadata)
-    if hasattr(annotation, "__metadata__"):  # Annotated[X, ...]
-        inner, *more = get_args(annotation)
-        return _type(inner, [*_flat(more), *metadata])
-    parts = _parts(annotation)
+def _type(node: Mapping[str, Any]) -> str:
+    parts = _parts(node)
     if len(parts) > 1:
-        null_last = sorted(parts, key=lambda part: part is type(None))
-        return " or ".join(
-            _type(part, metadata if part is not type(None) else ()) for part in null_last
+        return " or ".join(_type(part) for part in parts)
+    choices = node.get("enum", [node["const"]] if "const" in node else [])
+    if choices:
+        return " | ".join(map(str, choices))
+    if node["type"] == "array":
+        several = node.get("prefixItems")
+        return (
+            f"list of {len(several)} {_type(several[0])}"
+            if several
+            else f"list of {_type(node['items'])}"
         )
-    origin = get_origin(annotation)
-    inside = get_args(annotation)
-    if origin is Literal:
-        return " | ".join(str(choice) for choice in inside)
-    if origin in (list, tuple) and inside:
-        many = origin is list or Ellipsis in inside
-        return f"list of {'' if many else f'{len(inside)} '}{_type(inside[0])}"
-    if origin is dict:
-        return "map"
-    return _WORDS.get(annotation, getattr(annotation, "__name__", str(annotation))) + _range(
-        metadata
-    )
+    if node.get("format") == "path":
+        return "path"
+    return _WORDS[node["type"]] + _range(node)
 
 
-def _flat(metadata: Iterable[Any]) -> Iterator[Any]:
-    for item in metadata:
-        yield from item.metadata if isinstance(item, FieldInfo) else (item,)
+_SIGNS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
 
 
-def _range(metadata: Iterable[Any]) -> str:
-    limits: dict[str, Any] = {}
-    for item in metadata:
-        for name in ("gt", "ge", "lt", "le"):
-            if getattr(item, name, None) is not None:
-                limits[name] = getattr(item, name)
-    if set(limits) == {"ge", "le"}:
-        return f" from {_number(limits['ge'])} to {_number(limits['le'])}"
-    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-    text = " and ".join(
-        f"{sign} {_number(limits[name])}" for name, sign in signs.items() if name in limits
-    )
+def _range(node: Mapping[str, Any]) -> str:
+    limits = {name: _number(node[name]) for name in _SIGNS if name in node}
+    if set(limits) == {"minimum", "maximum"}:
+        return f" from {limits['minimum']} to {limits['maximum']}"
+    text = " and ".join(f"{_SIGNS[name]} {limit}" for name, limit in limits.items())
     return f" {text}" if text else ""
 
 

@@ -1,4 +1,4 @@
-"""Parse YAML with the line number of each key, and write it.
+"""Settings as YAML: a document with the line of each key, a layer with the place of each key, and how YAML is written.
 
 Scalars follow YAML 1.2: `1e-3` is a number, `no` and `on` are text, `010` is ten. Duplicate keys, custom tags,
 recursive aliases and values that do not match their tag are refused.
@@ -6,14 +6,14 @@ recursive aliases and values that do not match their tag are refused.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from samebits.errors import ConfigError, cannot_read
-from samebits.plain_file import read_plain
+from samebits.plain_file import read_plain, short_path
 
 KeyPath = tuple[str, ...]
 
@@ -111,21 +111,27 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 
 @dataclass(frozen=True)
-class Document:
-    """A YAML mapping."""
+class Layer:
+    """Settings from one source."""
 
-    values: dict[str, Any]  #: Plain dicts, lists, strings, numbers, booleans and None.
-    lines: dict[KeyPath, int]  #: Path of each key -> its line, counted from 1.
+    values: dict[str, Any]  #: Nested plain values.
+    #: Path of a key -> where it was given, such as "my.yaml:12".
+    origins: Mapping[KeyPath, str] = field(default_factory=dict)
+    #: Whether the layer is a preset. Settings that differ from the presets are shown as changed.
+    is_preset: bool = False
+    source: str | None = (
+        None  #: The recipe, preset or file as the user typed it, for `samebits config SOURCE`.
+    )
 
 
-def read(path: Path, name: str) -> Document:
+def read(path: Path, name: str, max_bytes: int = _MAX_BYTES) -> Layer:
     """Read a YAML file that contains a mapping or nothing; `name` is the file's name in errors.
 
     Raises:
         ConfigError: The file cannot be read, or is not such YAML.
     """
     try:
-        text = read_plain(path, _MAX_BYTES).decode("utf-8")
+        text = read_plain(path, max_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{name} is not text in UTF-8",
@@ -137,7 +143,7 @@ def read(path: Path, name: str) -> Document:
     return parse(text, name)
 
 
-def parse(text: str, name: str) -> Document:
+def parse(text: str, name: str) -> Layer:
     """Parse YAML that contains a mapping or nothing; `name` is the file's name in errors.
 
     Raises:
@@ -146,7 +152,7 @@ def parse(text: str, name: str) -> Document:
     lines: dict[KeyPath, int] = {}
     values = _parsed(text, name, lines)
     if values is None:
-        return Document({}, {})
+        return Layer({})
     if not isinstance(values, dict):
         raise ConfigError(
             f"{name} holds no settings",
@@ -154,7 +160,25 @@ def parse(text: str, name: str) -> Document:
             allowed="lines such as epochs: 3",
             fix="Write each setting as key: value.",
         )
-    return Document(values, lines)
+    return Layer(values, {keys: f"{name}:{line}" for keys, line in lines.items()})
+
+
+def read_layer(path: Path, *, is_preset: bool = False) -> Layer:
+    """Read a YAML file as a layer. Raises ConfigError if the file cannot be read, or is not a YAML mapping."""
+    return replace(read(path, short_path(path)), is_preset=is_preset)
+
+
+def mapping_layer(values: Mapping[str, Any], origin: str, *, is_preset: bool = False) -> Layer:
+    """Make a layer of nested settings that were given in Python; what differs from a preset is shown as changed."""
+    return Layer(dict(values), dict.fromkeys(every_key(values), origin), is_preset)
+
+
+def every_key(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[KeyPath]:
+    """Yield the path of each key of nested values."""
+    for key, value in values.items():
+        yield (*above, key)
+        if isinstance(value, Mapping):
+            yield from every_key(value, (*above, key))
 
 
 def parse_value(text: str) -> Any:

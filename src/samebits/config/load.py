@@ -3,9 +3,8 @@
 import difflib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -13,10 +12,9 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 
 from samebits.config import describe, document
 from samebits.config.describe import Setting
-from samebits.config.document import KeyPath
+from samebits.config.document import KeyPath, Layer, every_key
 from samebits.config.schema import RunConfig, Settings
 from samebits.errors import ConfigError, wrapped
-from samebits.plain_file import short_path
 
 # Settings that earlier versions had. Run folders of those versions are still read.
 
@@ -51,7 +49,7 @@ def without_removed(
 
 def names_of(model: type[BaseModel]) -> set[str]:
     """Return the dotted name of each setting and section of a model."""
-    return {".".join(setting.path) for setting in describe.settings(model)}
+    return {setting.key for setting in describe.settings(model)}
 
 
 def _is_without_effect(name: str, value: object, own: Collection[str]) -> bool:
@@ -311,44 +309,11 @@ C = TypeVar("C", bound=Settings)
 
 
 @dataclass(frozen=True)
-class Layer:
-    """Settings from one source."""
-
-    values: Mapping[str, Any]  #: Nested plain values.
-    #: Path of a key -> where it was given, such as "my.yaml:12".
-    origins: Mapping[KeyPath, str] = field(default_factory=dict)
-    #: Whether the layer is a preset. Settings that differ from the presets are shown as changed.
-    is_preset: bool = False
-    source: str | None = (
-        None  #: The recipe, preset or file as the user typed it, for `samebits config SOURCE`.
-    )
-
-
-@dataclass(frozen=True)
 class Loaded(Generic[C]):
     """A validated config."""
 
     config: C  #: All settings.
     diff: dict[str, Any]  #: The settings that differ from the preset, as nested plain values.
-
-    @property
-    def resolved(self) -> dict[str, Any]:
-        """Return all settings as nested plain values, for `to_yaml`."""
-        return self.config.model_dump(mode="json")
-
-
-def read_layer(path: Path, *, is_preset: bool = False) -> Layer:
-    """Read a YAML file as a layer. Raises ConfigError if the file cannot be read, or is not a YAML mapping."""
-    name = short_path(path)
-    content = document.read(path, name)
-    return Layer(
-        content.values, {keys: f"{name}:{line}" for keys, line in content.lines.items()}, is_preset
-    )
-
-
-def mapping_layer(values: Mapping[str, Any], origin: str, *, is_preset: bool = False) -> Layer:
-    """Make a layer of nested settings that were given in Python; what differs from a preset is shown as changed."""
-    return Layer(values, {path: origin for path, _ in _every(values)}, is_preset)
 
 
 def load(model: type[C], layers: Sequence[Layer], overrides: Sequence[str] = ()) -> Loaded[C]:
@@ -460,7 +425,7 @@ def override_layer(model: type[Settings], text: str) -> Layer:
     for word in reversed(path):
         nested = {word: nested}
     inner = (
-        {(*path, *below): origin for below, _ in _every(value)}
+        {(*path, *below): origin for below in every_key(value)}
         if isinstance(value, Mapping)
         else {}
     )
@@ -476,31 +441,6 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
         else:
             merged[key] = value
     return merged
-
-
-def _every(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    for key, value in values.items():
-        yield (*above, key), value
-        if isinstance(value, Mapping):
-            yield from _every(value, (*above, key))
-
-
-def leaves(
-    values: Mapping[str, Any], keys: Collection[KeyPath], above: KeyPath = ()
-) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield each setting in nested values with its path.
-
-    Args:
-        values: The nested values. A value may be a mapping itself.
-        keys: Paths of all settings, to distinguish a section from a value that is a mapping.
-        above: Path of `values` within all settings.
-    """
-    for key, value in values.items():
-        path = (*above, key)
-        if isinstance(value, Mapping) and path not in keys:
-            yield from leaves(value, keys, path)
-        else:
-            yield path, value
 
 
 def _difference(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

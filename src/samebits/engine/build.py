@@ -37,7 +37,7 @@ from samebits.parallel.bucket import is_dense
 from samebits.parallel.exact_fsdp.replica import ExactShards
 from samebits.parallel.replica import Replica, WholeReplica
 from samebits.provenance.fingerprint import take_fingerprint
-from samebits.provenance.same_run import DATASET_INFO, check_dataset_info, check_ranks_agree
+from samebits.provenance.identity import DATASET_INFO, check_dataset_info, check_ranks_agree
 from samebits.storage.manifest import sha256_of_file
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import identity_of
@@ -345,9 +345,7 @@ def make_job(
         model=model,
         optimizer=optimizer(replica.trained, config.optim),
         reducer=replica.make_reducer(
-            order,
-            num_extras=MAX_TERMS,
-            synchronized=config.batch_norm == "sync",
+            num_extras=MAX_TERMS, synchronized=config.batch_norm == "sync"
         ),
         order=order,
         train_data=train_data,

@@ -20,9 +20,8 @@ from samebits.optim.build import check_state, load_state
 from samebits.parallel.exact_fsdp.replica import ExactShards
 from samebits.parallel.replica import gathering, order_of, read_parts
 from samebits.provenance.fingerprint import Fingerprint
-from samebits.provenance.same_run import check_settings
-from samebits.provenance.step_log import FILE_NAME as STEPS
-from samebits.provenance.step_log import flush_steps
+from samebits.provenance.identity import check_settings
+from samebits.provenance.record import STEPS_FILE, flush_steps
 from samebits.storage import checkpoint
 from samebits.storage.background import Background, HostCopies
 from samebits.storage.checkpoint import Checkpoint, OpenedCheckpoint, Shape, open_checkpoint
@@ -57,7 +56,7 @@ def restore_job(
         ConfigError: It was written with other settings.
         DataError: The size of the training set changed.
     """
-    restored = (_read_parts if job.replica.is_sharded else _read)(job, folder, resume, notify)
+    restored = _read(job, folder, resume, notify)
     if restored is None:
         return False
     path = _path(folder, resume, restored.step)
@@ -83,79 +82,58 @@ def _read(
     job: Job, folder: Path, resume: str, notify: Callable[[CheckpointError], None]
 ) -> Checkpoint | None:
     limits = file_limits(job.model)
+    is_sharded = job.replica.is_sharded
+    opened: OpenedCheckpoint | None = None
     tensors = dict[str, Tensor]()
 
+    def load(path: Path) -> Checkpoint | OpenedCheckpoint:
+        # Opened without reading tensors: no process needs memory for the whole state of a sharded run (ADR 21).
+        return (open_checkpoint if is_sharded else checkpoint.load_checkpoint)(path, limits)
+
     def describe() -> Described:
-        found = _find(folder, resume, notify, lambda path: checkpoint.load_checkpoint(path, limits))
+        nonlocal opened, tensors
+        found = _find(folder, resume, notify, load)
         if found is None:
             return None, {}
-        packed, plain = checkpoint.pack(found)
-        tensors.update(packed)
-        return plain, {name: (tensor.shape, tensor.dtype) for name, tensor in packed.items()}
+        if isinstance(found, OpenedCheckpoint):
+            opened = found
+            return found.plain, found.shapes
+        tensors, plain = checkpoint.pack(found)
+        return plain, {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
     # Shapes first: the other ranks must allocate before the tensors are broadcast.
     plain, shapes = collectives.run_on_rank0(job.world, describe)
     if plain is None:
         return None
-    _check_same(folder, job, plain, resume)  # before the tensors, which may take minutes to send
+    path = _path(folder, resume, plain["step"])
+    check_settings(run_of(plain), job.config, path, is_resume=True)
+
+    def empty(device: torch.device | str) -> dict[str, Tensor]:
+        return {
+            name: torch.empty(shape, dtype=dtype, device=device)
+            for name, (shape, dtype) in shapes.items()
+        }
+
+    # Everything is compared on the meta device first, so that a wrong checkpoint changes nothing, and
+    # before the tensors, which may take minutes to send.
+    described = checkpoint.unpack(empty("meta"), plain)
+    for weights in filter(None, (described.weights, described.average)):
+        check_fits(job.model, weights, path)
+    check_state(job.optimizer, described.optimizer)
+    if isinstance(job.replica, ExactShards):
+        parts = read_parts(job.replica, job.optimizer, job.world, shapes, opened)
+        return checkpoint.unpack(parts, plain)
     device = job.world.device
-    here = {
-        name: tensors[name].to(device)
-        if name in tensors
-        else torch.empty(shape, dtype=dtype, device=device)
-        for name, (shape, dtype) in shapes.items()
-    }
+    here = {name: each.to(device) for name, each in tensors.items()} or empty(device)
     collectives.broadcast_tensors(job.world, list(here.values()))
     restored = checkpoint.unpack(here, plain)
-    path = _path(folder, resume, restored.step)
     load_into(job.model, restored.weights, path)
-    if restored.average:
-        check_fits(job.model, restored.average, path)
     return restored
-
-
-def _read_parts(
-    job: Job, folder: Path, resume: str, notify: Callable[[CheckpointError], None]
-) -> Checkpoint | None:
-    limits = file_limits(job.model)
-    opened = list[OpenedCheckpoint]()
-
-    def describe() -> Described:
-        found = _find(folder, resume, notify, lambda path: open_checkpoint(path, limits))
-        if found is None:
-            return None, {}
-        opened.append(found)
-        return found.plain, found.shapes
-
-    # Opened without reading tensors: no process needs memory for the whole state of a sharded run (ADR 21).
-    plain, shapes = collectives.run_on_rank0(job.world, describe)
-    if plain is None:
-        return None
-    _check_same(folder, job, plain, resume)
-    # Everything is compared on the meta device first, so that a wrong checkpoint changes no shard.
-    metas = {
-        name: torch.empty(shape, dtype=dtype, device="meta")
-        for name, (shape, dtype) in shapes.items()
-    }
-    described = checkpoint.unpack(metas, plain)
-    path = _path(folder, resume, described.step)
-    check_fits(job.model, described.weights, path)
-    if described.average:
-        check_fits(job.model, described.average, path)
-    check_state(job.optimizer, described.optimizer)
-    assert isinstance(job.replica, ExactShards)
-    parts = read_parts(job.replica, job.optimizer, job.world, shapes, opened[0] if opened else None)
-    return checkpoint.unpack(parts, plain)
 
 
 def _path(folder: Path, resume: str, step: int) -> Path:
     """Return the folder of the checkpoint that `resume` refers to, given its step."""
     return folder / checkpoint.name_of(step) if resume == "auto" else Path(resume).absolute()
-
-
-def _check_same(folder: Path, job: Job, plain: dict[str, Any], resume: str) -> None:
-    """Check that a checkpoint was written with this job's settings, if it records them."""
-    check_settings(run_of(plain), job.config, _path(folder, resume, plain["step"]), is_resume=True)
 
 
 def _find(
@@ -269,15 +247,6 @@ class CheckpointManager:
         if self.is_due(job) and (self._copied is None or self._copied[0] != job.progress.step):
             self.save(job)
 
-    def _keeper(self, job: Job) -> Callable[[int], bool]:
-        """Return a function of a step: whether its checkpoint is the best one, or kept by `checkpoint.keep_every`."""
-        kept = self._kept
-        best = job.progress.best and job.progress.best["step"]
-        if kept is None:
-            return lambda step: step == best
-        steps_per_epoch = job.order.steps_per_epoch
-        return lambda step: step == best or kept.is_due(step, steps_per_epoch, 0.0)
-
     def save(self, job: Job) -> None:
         """Start writing a checkpoint of the current state, and remove surplus ones.
 
@@ -293,12 +262,21 @@ class CheckpointManager:
         # A save before a validation is repeated after it, under the same name. That replaces the folder, so the
         # checkpoint before must still exist: prune only with the save that is final for its step.
         is_final = job.is_evaluated() or not job.is_evaluation_due()
-        is_kept = self._keeper(job)
+        steps_per_epoch = job.order.steps_per_epoch
+        best_step = best and best["step"]
+
+        def is_kept(step: int) -> bool:
+            kept = self._kept
+            return step == best_step or (
+                kept is not None and kept.is_due(step, steps_per_epoch, 0.0)
+            )
+
+        prunes = is_kept if is_final else None
         tensors, plain = pack_job(job)
         if isinstance(job.replica, ExactShards):
             whole, fetch = gathering(job.replica, job.optimizer, tensors)
             if self._is_main:
-                self._write(step, whole, plain, best, is_kept if is_final else None, fetch)
+                self._write(step, whole, plain, best, prunes, fetch)
             else:
                 # Gathering is collective: all ranks fetch in the order in which rank 0 writes.
                 for name in order_of(whole):
@@ -310,9 +288,7 @@ class CheckpointManager:
             self._copied = (step, self._copies.take(tensors))
         copies = self._copied[1]
         # Training continues meanwhile: `plain` is a copy, and `best` is replaced by a new dict, never changed in place.
-        self._background.start(
-            lambda: self._write(step, copies, plain, best, is_kept if is_final else None)
-        )
+        self._background.start(lambda: self._write(step, copies, plain, best, prunes))
 
     def _write(
         self,
@@ -327,7 +303,7 @@ class CheckpointManager:
         self._copies.wait()
         target = self.folder.checkpoints
         # A power cut must not leave a checkpoint whose earlier steps have lost their records.
-        flush_steps(self.folder.path / STEPS)
+        flush_steps(self.folder.path / STEPS_FILE)
         written = checkpoint.write(step, tensors, plain, target, self._background.moved, fetch)
         is_first = step != self._saved_step
         self._saved_step = step

@@ -28,7 +28,7 @@ from samebits.frames import error_line
 from samebits.metrics.early_stop import Patience, metric_of
 from samebits.metrics.eval_sets import with_set
 from samebits.metrics.metric import Metric
-from samebits.provenance.statement import Evaluation, add_evaluation
+from samebits.provenance.record import Evaluation, add_evaluation
 
 Loss = Callable[[Any, Batch], Mapping[str, Tensor]]
 Infer = Callable[[nn.Module, Any], Any]
@@ -273,10 +273,8 @@ def validate(
     if (
         progress.evaluations or not progress.evaluated_step
     ):  # not in runs whose first checkpoints had no such hash
-        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        progress.evaluations = add_evaluation(
-            progress.evaluations, Evaluation.of(progress.step, finite)
-        )
+        evaluation = Evaluation.of(progress.step, metrics)
+        progress.evaluations = add_evaluation(progress.evaluations, evaluation)
     progress.metrics = metrics
     progress.evaluated_step = progress.step
     value = metrics[name]

@@ -23,7 +23,7 @@ from samebits.module.ema import ModelEma
 from samebits.parallel.reduce import StepSum
 from samebits.parallel.replica import Replica
 from samebits.provenance.fingerprint import Fingerprint
-from samebits.provenance.statement import EVAL_BATCH
+from samebits.provenance.record import EVAL_BATCH
 
 if TYPE_CHECKING:
     from samebits.module.compiled import Compiled
@@ -61,8 +61,6 @@ class Job:
     fingerprint: Fingerprint = field(default_factory=Fingerprint)  #: This process's fingerprint.
     #: The fingerprint in the checkpoint that the run was resumed from; None for a new run.
     resumed_from: Fingerprint | None = None
-    #: Warnings to report when training starts or resumes.
-    warnings: list[str] = field(default_factory=list)
     stop_after: int | None = (
         None  #: Number of steps after which training stops and is saved; None: at its end.
     )

@@ -1,9 +1,11 @@
 """One process's part of a run, from settings to `result.json`.
 
     lock the folder (rank 0), log       `opened`
-    build job, compare ranks            `open_run` -> `prepare` -> `make_job`
-    restore a checkpoint, or            `CheckpointManager.restore`
-      initialize weights                `init_weights`
+    compare settings                    `_open`
+    build the job, compare ranks          `make_job`
+    restore a checkpoint, or              `CheckpointManager.restore`
+      initialize weights                  `init_weights`
+    write the settings                    `_write_settings`
     train                               `loop.train`
     write weights, result.json          `OpenRun.finish`, if complete
     exit code                           `OpenRun.end`: 0, or 128 + signal
@@ -15,7 +17,7 @@ folder are written only after a checkpoint was restored, so that a refused resum
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +33,7 @@ from samebits.config.given import flat
 from samebits.data.loader import lost_reader
 from samebits.engine.build import (
     FILE_NAME,
+    DatasetInfo,
     Recipe,
     build_from,
     dataset_info_for,
@@ -45,9 +48,15 @@ from samebits.engine.output.reports import Reports
 from samebits.engine.output.summary import finish, head
 from samebits.engine.run_spec import RunSpec
 from samebits.errors import SamebitsError
-from samebits.provenance import step_log
-from samebits.provenance.fingerprint import check_unchanged, environment
-from samebits.provenance.same_run import check_came_from, check_same_run, identity, plain_settings
+from samebits.provenance.fingerprint import environment
+from samebits.provenance.identity import (
+    check_came_from,
+    check_same_run,
+    check_unchanged,
+    identity,
+    plain_settings,
+)
+from samebits.provenance.record import STEPS_FILE, copy_steps
 from samebits.report.console import Console
 from samebits.report.log import log_path, notice_if_slow, rank_log
 from samebits.storage.checkpoint import steps
@@ -101,111 +110,6 @@ class StopFlag:
         return self._stop.requested
 
 
-# Preparation of a run before its first step: build or restore the job, and write the settings into the run folder.
-
-
-def prepare(
-    spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder, origin: Path | None
-) -> tuple[Job, CheckpointManager, list[object], tuple[str, dict[str, str]]]:
-    """Assemble the job, restore or initialize it, and write the settings; return it, its manager, notes and header."""
-    config = spec.config
-    # Only rank 0 needs the run folder's disk. An error ends the other ranks at their next collective.
-    if world.is_main:
-        check_same_run(folder, config, "auto" if spec.is_restart else spec.resume)
-        if origin is not None and origin != folder.path:
-            check_came_from(RunFolder(origin), config)
-    with notice_if_slow("opening the data and building the model" if world.is_main else ""):
-        dataset_info = dataset_info_for(recipe, config, world, origin)
-        info_folder = origin or folder.path
-        job = make_job(
-            config,
-            lambda: build_from(recipe, config, dataset_info, info_folder),
-            world,
-            is_restart=spec.is_restart,
-        )
-        job.identity = identity(config, dataset_info)
-        manager = CheckpointManager(folder, config.checkpoint, world)
-        notes: list[object] = []
-        # After a restart the run continues from its own checkpoints, even if it first resumed from another run's.
-        restored = spec.is_restart and manager.restore(job, "auto", notes.append)
-        if not restored and spec.resume != "never":
-            restored = manager.restore(job, spec.resume, notes.append)
-        started = {} if restored else init_weights(job, lambda: recipe.build(config, dataset_info))
-        # Compared after the restore, since the fingerprint of the former run is in the checkpoint.
-        if job.resumed_from is not None:
-            before = job.resumed_from
-            job.warnings += collectives.run_on_rank0(
-                world, lambda: check_unchanged(before, job.fingerprint, config)
-            )
-        if not spec.is_restart:
-            try_metric(job)
-    job.note_world()
-    # Written by rank 0 after the restore, so that a refused resume changes no file.
-    if world.is_main:
-        # A run that failed before its first checkpoint may start again with other settings.
-        if not restored or not folder.config.exists():
-            write_atomically(folder.path / "config.diff.yaml", to_yaml(spec.diff).encode())
-            write_atomically(folder.config, to_yaml(plain_settings(config)).encode())
-            if dataset_info:
-                folder.write_json(FILE_NAME, dataset_info)
-            else:  # a former start may have left one, which another recipe must not read
-                (folder.path / FILE_NAME).unlink(missing_ok=True)
-            keep_recipe(folder, config.recipe)
-        # In another folder, the record of the steps before has to be copied for the chain to continue.
-        if (
-            restored
-            and origin is not None
-            and origin != folder.path
-            and config.record.steps
-            and job.progress.chain
-        ):
-            link = bytes.fromhex(job.progress.chain)
-            step_log.copy_steps(
-                origin / step_log.FILE_NAME,
-                folder.path / step_log.FILE_NAME,
-                job.progress.step,
-                link,
-            )
-        folder.write_json(
-            "environment.json",
-            {"name": spec.name, **environment(world), "worlds": job.progress.worlds},
-        )
-    return job, manager, [*notes, *job.warnings], head(spec, job, started)
-
-
-def prepare_replacement(
-    spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder
-) -> tuple[Job, CheckpointManager]:
-    """Assemble the job of a process that replaces a lost one, whose state comes from another rank."""
-    config = spec.config
-    dataset_info = dataset_info_for(recipe, config, world, folder.path)
-    job = make_job(
-        config,
-        lambda: build_from(recipe, config, dataset_info, folder.path),
-        world,
-        is_restart=True,
-    )
-    job.identity = identity(config, dataset_info)
-    return job, CheckpointManager(folder, config.checkpoint, world)
-
-
-def find_origin(spec: RunSpec, folder: RunFolder) -> Path | None:
-    """Return the run folder that this run resumes from, if it does."""
-    if spec.resume not in ("never", "auto"):
-        return Path(spec.resume).absolute().parent.parent
-    is_resumed = spec.is_restart or spec.resume == "auto"
-    return folder.path if is_resumed and steps(folder.checkpoints) else None
-
-
-def keep_name(spec: RunSpec, origin: Path) -> RunSpec:
-    """Return the specification with the name of the resumed run, since its source may be the run folder."""
-    # The name is for display, so a damaged file must not prevent a resume.
-    with suppress(SamebitsError):
-        name = RunFolder(origin).read_json("environment.json").get("name")
-        return replace(spec, name=name) if isinstance(name, str) and name else spec
-    return spec
-
-
 @dataclass
 class OpenRun:
     """A run in one process."""
@@ -216,10 +120,6 @@ class OpenRun:
     manager: CheckpointManager  #: Writes checkpoints, on rank 0.
     reports: Reports  #: Reports to the user, on rank 0.
     stop: StopSignal  #: Set by a signal that requests a stop of this process.
-    header: tuple[str, dict[str, str]] | None = (
-        None  #: Title and rows of the header; None in a replacement.
-    )
-    notes: Sequence[object] = ()  #: For the user, below the header.
 
     _has_written = False
 
@@ -230,13 +130,6 @@ class OpenRun:
         #: Whether a stop was requested, on any rank during a validation, whose results are then discarded.
         self.stop_now = self.has_stop.is_requested
         self._connect()
-
-    def report_start(self) -> None:
-        """Report the header and the notes."""
-        if self.header is not None:
-            self.reports.block(*self.header)
-        for note in self.notes:
-            self.reports.notify(note)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -305,26 +198,6 @@ class OpenRun:
         self.manager.notify = self.reports.checkpoint
 
 
-def open_run(
-    spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder, stop: StopSignal
-) -> OpenRun:
-    """Build a run in one process, for its first world or as a replacement, which has no state of the run yet.
-
-    Raises:
-        SamebitsError: The settings, the data or a checkpoint cannot be used.
-    """
-    if world.is_replacement:
-        spec = keep_name(spec, folder.path)
-        job, manager = prepare_replacement(spec, recipe, world, folder)
-        return OpenRun(spec, folder, job, manager, Reports(job, folder), stop)
-    origin = find_origin(spec, folder)
-    # A resumed run keeps its name: its source may be the run folder, whose name would be shown instead.
-    spec = spec if origin is None else keep_name(spec, origin)
-    job, manager, notes, header = prepare(spec, recipe, world, folder, origin)
-    # After `prepare`: a refused resume must not touch the run's records.
-    return OpenRun(spec, folder, job, manager, Reports(job, folder), stop, header, notes)
-
-
 @contextmanager
 def opened(spec: RunSpec, recipe: Recipe, world: World) -> Iterator[OpenRun]:
     """Open a run as one process of a world, and train it: `with opened(...) as run: code = run.end(train(run))`.
@@ -341,14 +214,19 @@ def opened(spec: RunSpec, recipe: Recipe, world: World) -> Iterator[OpenRun]:
     ):
         if world.is_main:
             folder.open()
-        before, sys.unraisablehook = sys.unraisablehook, _without_lost_reader
+        before = sys.unraisablehook
+        sys.unraisablehook = _without_lost_reader
         try:
-            end = announce(folder, world)
-            run = open_run(spec, recipe, world, folder, stop)
+            address = world.assignment.init
+            log = log_path(folder.path, world.rank)
+            _announce(
+                world,
+                f" joined at {address}; rank 0 prints the progress, this rank logs to {log}",
+            )
+            run = _open(spec, recipe, world, folder, stop)
             try:
-                run.report_start()
                 yield run
-                end(run.reports.trackers.outcome)
+                _announce(world, f": {run.reports.trackers.outcome}")
             finally:
                 run.manager.close()
                 run.reports.close()
@@ -364,20 +242,112 @@ def opened(spec: RunSpec, recipe: Recipe, world: World) -> Iterator[OpenRun]:
             folder.close()
 
 
+def _open(
+    spec: RunSpec, recipe: Recipe, world: World, folder: RunFolder, stop: StopSignal
+) -> OpenRun:
+    """Build the job, restore or initialize it, write the settings, and report the start.
+
+    A replacement of a lost process only builds its job: it has no state of the run yet.
+
+    Raises:
+        SamebitsError: The settings, the data or a checkpoint cannot be used.
+    """
+    config = spec.config
+    origin = folder.path if world.is_replacement else _origin(spec, folder)
+    # Only rank 0 needs the run folder's disk. An error ends the other ranks at their next collective.
+    if world.is_main:
+        check_same_run(folder, config, "auto" if spec.is_restart else spec.resume)
+        if origin is not None and origin != folder.path:
+            check_came_from(RunFolder(origin), config)
+    spec = _named(spec, origin)
+    with notice_if_slow("opening the data and building the model" if world.is_main else ""):
+        dataset_info = dataset_info_for(recipe, config, world, origin)
+        job = make_job(
+            config,
+            lambda: build_from(recipe, config, dataset_info, origin or folder.path),
+            world,
+            is_restart=spec.is_restart or world.is_replacement,
+        )
+        job.identity = identity(config, dataset_info)
+        manager = CheckpointManager(folder, config.checkpoint, world)
+        if world.is_replacement:
+            return OpenRun(spec, folder, job, manager, Reports(job, folder), stop)
+        notes: list[object] = []
+        # After a restart the run continues from its own checkpoints, even if it first resumed from another run's.
+        restored = spec.is_restart and manager.restore(job, "auto", notes.append)
+        if not restored and spec.resume != "never":
+            restored = manager.restore(job, spec.resume, notes.append)
+        started = {} if restored else init_weights(job, lambda: recipe.build(config, dataset_info))
+        # Compared after the restore, since the fingerprint of the former run is in the checkpoint.
+        if job.resumed_from is not None:
+            former = job.resumed_from
+            notes += collectives.run_on_rank0(
+                world, lambda: check_unchanged(former, job.fingerprint, config)
+            )
+        if not spec.is_restart:
+            try_metric(job)
+    job.note_world()
+    # Written by rank 0 after the restore, so that a refused resume changes no file.
+    if world.is_main:
+        if not restored or not folder.config.exists():
+            _write_settings(spec, folder, dataset_info)
+        if restored and origin is not None and origin != folder.path:
+            _copy_record(job, origin, folder)
+        folder.write_json(
+            "environment.json",
+            {"name": spec.name, **environment(world), "worlds": job.progress.worlds},
+        )
+    reports = Reports(job, folder)
+    reports.block(*head(spec, job, started))
+    for note in notes:
+        reports.notify(note)
+    return OpenRun(spec, folder, job, manager, reports, stop)
+
+
+def _origin(spec: RunSpec, folder: RunFolder) -> Path | None:
+    """Return the run folder that this run resumes from, if it does."""
+    if spec.resume not in ("never", "auto"):
+        return Path(spec.resume).absolute().parent.parent
+    is_resumed = spec.is_restart or spec.resume == "auto"
+    return folder.path if is_resumed and steps(folder.checkpoints) else None
+
+
+def _named(spec: RunSpec, origin: Path | None) -> RunSpec:
+    """Return the specification with the name of the resumed run, since its source may be the run folder."""
+    # The name is for display, so a damaged file must not prevent a resume.
+    with suppress(SamebitsError):
+        name = (
+            None if origin is None else RunFolder(origin).read_json("environment.json").get("name")
+        )
+        return replace(spec, name=name) if isinstance(name, str) and name else spec
+    return spec
+
+
+def _write_settings(spec: RunSpec, folder: RunFolder, dataset_info: DatasetInfo) -> None:
+    """Write the settings. A run that failed before its first checkpoint may start again with others."""
+    write_atomically(folder.path / "config.diff.yaml", to_yaml(spec.diff).encode())
+    write_atomically(folder.config, to_yaml(plain_settings(spec.config)).encode())
+    if dataset_info:
+        folder.write_json(FILE_NAME, dataset_info)
+    else:  # a former start may have left one, which another recipe must not read
+        (folder.path / FILE_NAME).unlink(missing_ok=True)
+    keep_recipe(folder, spec.config.recipe)
+
+
+def _copy_record(job: Job, origin: Path, folder: RunFolder) -> None:
+    """Copy the record of the steps so far from another run folder, for its chain to continue here."""
+    if job.config.record.steps and job.progress.chain:
+        link = bytes.fromhex(job.progress.chain)
+        copy_steps(origin / STEPS_FILE, folder.path / STEPS_FILE, job.progress.step, link)
+
+
 def _without_lost_reader(unraisable: Any) -> None:
     """Leave out the traceback of torch's report of a killed worker inside of a destructor: the next read names it."""
     if lost_reader(unraisable.exc_value or Exception()) is None:
         sys.__unraisablehook__(unraisable)
 
 
-def announce(folder: RunFolder, world: World) -> Callable[[str], None]:
-    """Print on a rank that was started by hand, in its own terminal, that it joined; return what prints its end."""
-    if world.is_main or world.assignment.started_by != "command line":
-        return lambda _: None
-    console = Console(sys.stdout)
-    me = f"rank {world.rank} of {world.size}"
-    log = log_path(folder.path, world.rank)
-    console.say(
-        f"{me} joined at {world.assignment.init}; rank 0 prints the progress, this rank logs to {log}"
-    )
-    return lambda end: console.say(f"{me}: {end}")
+def _announce(world: World, text: str) -> None:
+    """Print a text on a rank that was started by hand, in its own terminal."""
+    if not world.is_main and world.assignment.started_by == "command line":
+        Console(sys.stdout).say(f"rank {world.rank} of {world.size}{text}")

@@ -37,9 +37,7 @@ class Progress:
     )
     evaluated_step: Count = 0  #: `step` at the last validation.
     metrics: dict[str, float] = field(default_factory=dict)  #: The metrics of that validation.
-    evaluations: Hash = (
-        ""  #: Hash of all validations so far (`provenance.statement.add_evaluation`).
-    )
+    evaluations: Hash = ""  #: Hash of all validations so far (`provenance.record.add_evaluation`).
     best: dict[str, Any] | None = None  #: Step, metric and value of the best validation so far.
     stop_best: float | None = None  #: Best value so far by the rule of `stop_early`.
     num_stale: Count = 0  #: Number of validations since then.
@@ -61,7 +59,7 @@ class Progress:
     )
     #: See `Fingerprint`; empty in checkpoints that predate it.
     fingerprint: dict[str, dict[str, str]] = field(default_factory=dict)
-    #: The link of the step record before the next step, 64 hex digits (`provenance/step_log.py`); empty if steps are
+    #: The link of the step record before the next step, 64 hex digits (`provenance/record.py`); empty if steps are
     #: not recorded.
     chain: Hash = ""
 

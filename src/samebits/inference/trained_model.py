@@ -17,7 +17,8 @@ from pydantic import BaseModel
 from samebits.config.given import flat
 from samebits.config.schema import Mark, RunConfig, marks_of
 from samebits.errors import CheckpointError, ConfigError, printable
-from samebits.provenance.run_files import RunFiles, best_finding
+from samebits.provenance.identity import best_finding
+from samebits.provenance.run_files import RunFiles
 from samebits.recipes.catalog import RecipeSpec, find
 from samebits.report.console import Console
 from samebits.report.format import metric_name, metric_value
@@ -199,7 +200,7 @@ class TrainedModel:
         """
         from samebits.engine.build import build_from, build_parts, dataset_info_for, prepare_model
         from samebits.module.determinism import use_deterministic_algorithms
-        from samebits.provenance.run_files import check_stated
+        from samebits.provenance.identity import check_stated
         from samebits.storage.pretrained import load_strict
         from samebits.storage.weights import load_into, weights_of
 
@@ -236,7 +237,7 @@ class TrainedModel:
         Raises:
             ConfigError: A setting that determines the result was altered.
         """
-        from samebits.provenance.same_run import check_settings
+        from samebits.provenance.identity import check_settings
         from samebits.storage.weights import identity_of
 
         checkpoint, kept = identity_of(self.path, self.checkpoint)

@@ -168,12 +168,11 @@ class Lamb(torch.optim.Optimizer):
         if not state:
             # On the CPU, so that item() waits for no GPU.
             state["step"] = torch.zeros(())
-            state["exp_avg"], state["exp_avg_sq"] = (
-                torch.zeros_like(parameter),
-                torch.zeros_like(parameter),
-            )
+            for name in _MOMENTS:
+                state[name] = torch.zeros_like(parameter)
         state["step"] += 1
-        num_steps, (beta1, beta2) = int(state["step"].item()), group["betas"]
+        num_steps = int(state["step"].item())
+        beta1, beta2 = group["betas"]
         state["exp_avg"].lerp_(grad, 1 - beta1)
         state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
         root = (
@@ -208,29 +207,19 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
         ConfigError: The model has no hidden matrices for muon, or no blocks for `layer_decay`.
     """
     parameters = _groups(model, config)
+    shared: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    momentum = config.momentum
     if config.name == "sgd":
         return torch.optim.SGD(
-            parameters,
-            lr=config.lr,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            weight_decay=config.weight_decay,
-            fused=True,
+            parameters, **shared, momentum=momentum, nesterov=config.nesterov, fused=True
         )
+    shared["betas"] = config.betas
     if config.name == "lamb":
-        return Lamb(parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+        return Lamb(parameters, **shared)
     if config.name == "muon":
-        return MuonAdamW(
-            parameters,
-            lr=config.lr,
-            momentum=config.momentum,
-            betas=config.betas,
-            weight_decay=config.weight_decay,
-        )
+        return MuonAdamW(parameters, **shared, momentum=momentum)
     kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-    return kind(
-        parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
-    )
+    return kind(parameters, **shared, fused=True)
 
 
 def _groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:

@@ -101,11 +101,6 @@ class RecoverableReducer(Reducer):
     _lost: RuntimeError | None = None
     _is_open = False  # a step has begun and is not reduced
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the buckets in a message."""
-        return sum(4 * bucket.length for bucket in self._sum.buckets)
-
     def begin(self, step: Step, loss_scale: float = 1.0) -> None:
         """Start or continue a step; see `Reducer.begin`."""
         self._lost = None

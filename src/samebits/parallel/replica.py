@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
-from samebits.data.order import Order
 from samebits.host_memory import keep_freed_memory
 from samebits.parallel.exact_fsdp.replica import ExactShards
 from samebits.parallel.recoverable import RecoverableReducer
@@ -36,7 +35,7 @@ class WholeReplica:
         if world.device.type == "cpu":
             keep_freed_memory()
 
-    def make_reducer(self, order: Order, *, num_extras: int, synchronized: bool) -> Reducer:
+    def make_reducer(self, *, num_extras: int, synchronized: bool) -> Reducer:
         """Create the object that sums a step over the world; called by all ranks together."""
         kind = RecoverableReducer if self._world.membership is not None else Reducer
         return kind(self.trained, self._world, num_extras=num_extras, synchronized=synchronized)

@@ -45,14 +45,6 @@ def push(
         stack[-2:] = [((left[0], right[1]), add(left_value, right_value))]
 
 
-def partials(first: int, last: int, num_leaves: int) -> list[Node]:
-    """Return the fewest nodes that cover the leaves [first, last).
-
-    These are the partial sums of a process that runs these micro-batches, after it has merged all siblings.
-    """
-    return list(_partials(first, last, num_leaves))
-
-
 def merged(nodes: Iterable[Node], num_leaves: int) -> list[Node]:
     """Return what is left of adjacent nodes, or of nodes in the order in which a rank sums them, without siblings."""
     stack: list[tuple[Node, None]] = []
@@ -76,20 +68,3 @@ def rank_nodes(
         merged([*own, *((leaf, leaf + 1) for leaf in mine)], num_leaves)
         for own, mine in zip(before, leaves, strict=True)
     ]
-
-
-@lru_cache(1 << 14)  # each rank computes those of its partners in each step
-def _partials(first: int, last: int, num_leaves: int) -> tuple[Node, ...]:
-    nodes: list[Node] = []
-    while first < last:
-        size = 1
-        # The largest block that starts here. The last block of the tree may be cut at the number of leaves.
-        while (
-            first % (2 * size) == 0
-            and min(first + 2 * size, num_leaves) <= last
-            and first + size < num_leaves
-        ):
-            size *= 2
-        nodes.append((first, min(first + size, num_leaves)))
-        first += size
-    return tuple(nodes)

@@ -8,8 +8,8 @@ neither, and no later check could see it.
       run one micro-batch, twice     -> trial    as above, for loss, gradients and buffers
       hash loaded source files       -> code     last, since the first use of a recipe may import more modules
       versions, kernels, processor   -> environment
-    check_ranks_agree                   all ranks compare it with rank 0's (`same_run`)
-    check_unchanged                     at a resume, with the checkpoint's (`resumed`)
+    identity.check_ranks_agree          all ranks compare it with rank 0's
+    identity.check_unchanged            at a resume, with the checkpoint's
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import hashlib
 import os
 import platform
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,9 +46,7 @@ from samebits.data.samples import (
     sample_digests,
     short_digest,
 )
-from samebits.errors import CheckpointError, DataError, SamebitsError
 from samebits.launch.kernels import cpu_info, describe_processor
-from samebits.plain_file import read_plain
 from samebits.portable.arithmetic import VERSION
 from samebits.provenance.self_check import check_same_samples, try_micro_batch
 from samebits.version import __version__
@@ -71,7 +70,6 @@ VARIABLES = (
 # Properties of the hardware in which ranks may differ without a difference of software.
 HARDWARE = ("CPU capability", "CPU vendor", "CPU instructions", "GPU")
 PROCESSOR = "processor"
-_MAX_GIT_BYTES = 1 << 26  # packed-refs has a line for each branch and tag
 
 
 def environment(world: World) -> dict[str, Any]:
@@ -158,46 +156,22 @@ def cpu_name() -> str:
 
 
 def commit_of(folder: Path) -> str | None:
-    """Return the commit of a folder's repository, 12 digits; None outside of git.
+    """Return the commit of a folder's repository, 12 digits; None outside of git, or where git does not trust it.
 
-    It is read from git's files, since git itself runs programs that the repository's settings name (`core.fsmonitor`,
-    filters). So uncommitted changes are not detected.
+    Uncommitted changes are not detected: to find them, git would run programs that the repository's settings name
+    (`core.fsmonitor`, filters). `rev-parse` of a name runs none.
     """
-    for parent in (folder, *folder.parents):
-        git = parent / ".git"
-        try:
-            if git.is_file():  # in a worktree or a submodule: a file with the folder's path
-                git = parent / _text(git).removeprefix("gitdir:").strip()
-            if git.is_dir():
-                return _resolve(git)
-        except (OSError, ValueError):
-            return None
-    return None
-
-
-def _resolve(git: Path) -> str | None:
-    name = _text(git / "HEAD")
-    # A worktree has its own HEAD, and its branches are in the repository's common folder.
-    common = git / _text(git / "commondir") if (git / "commondir").is_file() else git
-    if name.startswith("ref:"):
-        ref = name.removeprefix("ref:").strip()
-        # In a stranger's repository, HEAD must not lead to other files.
-        if not ref.startswith("refs/") or ".." in ref:
-            return None
-        if (common / ref).is_file():
-            name = _text(common / ref)
-        else:
-            packed = (
-                _text(common / "packed-refs").splitlines()
-                if (common / "packed-refs").is_file()
-                else []
-            )
-            name = next((line.split()[0] for line in packed if line.endswith(f" {ref}")), "")
-    return name[:12] if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", name) else None
-
-
-def _text(path: Path) -> str:
-    return read_plain(path, _MAX_GIT_BYTES).decode().strip()
+    try:
+        found = subprocess.run(
+            ["git", "-C", folder, "rev-parse", "--verify", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=10,  # a file server may hang, and training does not need the commit
+            check=False,
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout[:12] if found.returncode == 0 else None
 
 
 # number of samples that are read
@@ -422,87 +396,3 @@ def digest_of_sizes(samples: Samples) -> str | None:
         # no folder: data.root may differ
         digest.update(os.fsencode(f"{os.path.basename(path)} {size}\n"))
     return short_digest(digest.digest())
-
-
-# Check at a resume that code, data, versions and processor are those of the run so far (ADR 27).
-
-
-def check_unchanged(before: Fingerprint, now: Fingerprint, config: RunConfig) -> list[str]:
-    """Compare the fingerprint in a checkpoint with the current one; return warnings.
-
-    An edited recipe or another processor is accepted if samples and trial micro-batch kept their bits: a
-    changed log line is no reason to lose a run. Another version of a library is not accepted, because the trial does
-    not run the optimizer.
-
-    Raises:
-        DataError: Only samples or files differ.
-        CheckpointError: Something else differs that can change the result.
-    """
-    if not any(before.to_json().values()):
-        return [
-            "the checkpoint is from a version of Samebits without fingerprints: whether code, data or library versions "
-            "changed since is unknown"
-        ]
-    environment = _changes(before.environment, now.environment)
-    code = _changes(before.code, now.code, only_in_both=True)
-    data = _changes(before.data, now.data)
-    trial = _changes(before.trial, now.trial, only_in_both=True)
-    if data and not (environment or code):
-        error: SamebitsError = DataError(
-            f"the data changed since this run started: {_first(data)}",
-            given="\n".join(data.values()),
-            cause="Files were added, edited, converted or replaced, or data.root is another dataset.",
-            fix="Restore the data, or start a new run with another --run-dir;\n"
-            "to continue with the changed data, set checkpoint.on_change=warn.",
-        )
-        return _raise_or_warn(error, config.checkpoint.on_change != "warn")
-    is_proven = bool(now.trial) and before.trial.keys() == now.trial.keys() and not (data or trial)
-    harmless = {
-        name
-        for name in [*environment, *code]
-        if is_proven and name != PACKAGE and name in {PROCESSOR, *code}
-    }
-    changes = {**environment, **code, **data, **trial}
-    serious = {name: line for name, line in changes.items() if name not in harmless}
-    if not serious:
-        return [
-            f"changed since the checkpoint: {line}; a trial micro-batch had the same bits, so training continues"
-            for line in changes.values()
-        ]
-    error = CheckpointError(
-        f"{_first(serious)} changed since the checkpoint of this run",
-        given="\n".join([*serious.values()][:12]),
-        cause=None
-        if environment or code
-        else "The model starts from random numbers that do not follow from the seed, or reads the environment.",
-        fix="Resume with the code, versions and kind of processor that the run started with. To continue to a model\n"
-        "that no other run can reproduce bit for bit, set checkpoint.on_change=warn.",
-    )
-    return _raise_or_warn(error, config.checkpoint.on_change != "warn")
-
-
-def _changes(
-    before: Mapping[str, str], now: Mapping[str, str], *, only_in_both: bool = False
-) -> dict[str, str]:
-    """Return a line for each name whose value changed."""
-    names = [
-        name
-        for name in dict.fromkeys([*before, *now])
-        if not only_in_both or (name in before and name in now)
-    ]
-    return {
-        name: f"{name}: {before.get(name, 'none')} in the checkpoint, {now.get(name, 'none')} now"
-        for name in names
-        if before.get(name) != now.get(name)
-    }
-
-
-def _first(changes: Mapping[str, str]) -> str:
-    first, *others = changes
-    return f"{first} and {len(others)} more" if others else first
-
-
-def _raise_or_warn(error: SamebitsError, is_error: bool) -> list[str]:
-    if is_error:
-        raise error
-    return [f"{error.what}\n  {error.slots['given'].replace(chr(10), chr(10) + '  ')}"]

@@ -1,36 +1,35 @@
-"""The one reader of a run folder, and what its statement states about the other files. Loads no torch and no numpy."""
+"""The one reader of a run folder: each file is read at its first use, none is written. Loads no torch and no numpy."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from samebits.config import document
 from samebits.config.given import flat
-from samebits.config.load import without_removed
 from samebits.errors import CheckpointError, ConfigError, SamebitsError
 from samebits.plain_file import MAX_MEMORY_BYTES, parse_json, read_part
-from samebits.provenance import statement
-from samebits.provenance.same_run import settings_of
-from samebits.provenance.statement import BEST_FILE, FILE_NAME, Evaluation, RunStatement
+from samebits.provenance.record import (
+    BEST_FILE,
+    STATEMENT_FILE,
+    STEPS_FILE,
+    Evaluation,
+    RunStatement,
+    StepLog,
+    read_statement_and_files,
+    read_steps,
+)
 from samebits.report.records import FILE_NAME as RECORDS
 from samebits.report.records import iterate_records
-from samebits.storage.manifest import WEIGHTS, manifest_of
+from samebits.storage.manifest import OPTIMIZER, WEIGHTS, manifest_of
 from samebits.storage.run_folder import RunFolder
 
-if TYPE_CHECKING:
-    from samebits.provenance.step_log import StepLog
-
-
-# The one reader of a run folder: each file is read at its first use, none is written. Loads no torch and no numpy.
-
-
 MAX_RECORDS = 500_000  # that a tolerant reader takes
+_MAX_CONFIG_BYTES = 4 * 1024 * 1024
 _NO_METRICS = ("kind", "step", "epoch")  # of a record in metrics.jsonl
 _MAX_VIEW_BYTES = 64 * 1024 * 1024  # of memory for a file, in a view of many runs
 
@@ -115,9 +114,9 @@ class RunFiles:
     @cached_property
     def best(self) -> dict[str, Any]:
         """Step, metric and value of the best validation: `best.json`."""
-        best = self.read_json(statement.BEST_FILE)
+        best = self.read_json(BEST_FILE)
         if not (isinstance(best.get("metric"), str) and isinstance(best.get("value"), int | float)):
-            path = self.path / statement.BEST_FILE
+            path = self.path / BEST_FILE
             raise CheckpointError(
                 f"{path} was altered",
                 cause="it has no metric with a value",
@@ -137,11 +136,11 @@ class RunFiles:
     def has_statement(self) -> bool:
         """Whether there is a statement, or something that is none in its place."""
         # A broken link is damage, and not a file that is missing.
-        return os.path.lexists(self.path / statement.FILE_NAME)
+        return os.path.lexists(self.path / STATEMENT_FILE)
 
     @cached_property
     def _stated(self) -> tuple[RunStatement, dict[str, str]]:
-        return statement.read_statement_and_files(self.path / statement.FILE_NAME)
+        return read_statement_and_files(self.path / STATEMENT_FILE)
 
     @property
     def record(self) -> RunStatement:
@@ -156,9 +155,7 @@ class RunFiles:
     @cached_property
     def log(self) -> StepLog:
         """The record of steps in `steps.bin`."""
-        from samebits.provenance.step_log import FILE_NAME, read_steps  # late, because of numpy
-
-        return read_steps(self.path / FILE_NAME)
+        return read_steps(self.path / STEPS_FILE)
 
     @cached_property
     def evaluations(self) -> list[Evaluation]:
@@ -174,7 +171,6 @@ class RunFiles:
     def checkpoints(self) -> dict[str, dict[str, str]]:
         """The SHA-256 of weights and optimizer state of each checkpoint, by its name, from its manifest."""
         from samebits.storage.checkpoint import name_of, steps  # late, because of torch
-        from samebits.storage.manifest import OPTIMIZER, WEIGHTS, manifest_of
 
         found = {}
         for name in map(name_of, steps(self._folder.checkpoints)):
@@ -186,6 +182,15 @@ class RunFiles:
         return found
 
 
+def settings_of(folder: RunFolder) -> dict[str, Any]:
+    """Read a run folder's `config.yaml`. Raises ConfigError if it is damaged."""
+    try:
+        return document.read(folder.config, str(folder.config), _MAX_CONFIG_BYTES).values
+    except ConfigError as error:
+        fix = f"Restore {folder.config}, or move it away: checkpoints have the settings too."
+        raise error.with_slots(fix=fix) from None
+
+
 def over_worlds(worlds: Iterable[object]) -> dict[str, str]:
     """Join the values that a run's worlds have by name: it may have continued with other code or on another machine."""
     values: dict[str, list[str]] = {}
@@ -195,116 +200,3 @@ def over_worlds(worlds: Iterable[object]) -> dict[str, str]:
             if str(value) not in seen:
                 seen.append(str(value))
     return {name: ", then ".join(seen) for name, seen in values.items()}
-
-
-# What the statement of a complete run, `provenance.json`, states about the other files in its folder.
-
-
-def check_stated(run: Path, weights: Path, which: str) -> None:
-    """Check that the weights that a command has read are those of the run's statement.
-
-    The hashes in `result.json` and in a manifest show damage. A publisher who replaces weights can replace those hashes
-    too, but not the root, which covers the statement.
-
-    Args:
-        run: The run folder. Without a statement, as in a run that is not complete, nothing is checked.
-        weights: The file or checkpoint folder that was read, whose content is that of `result.json` or its manifest.
-    """
-    files = RunFiles(run)
-    if not files.has_statement:
-        return
-    record = files.record
-    if weights.name == WEIGHTS:
-        found = files.result.get("weights_sha256")
-        stated = record.weights_sha256
-        if found != stated:
-            raise _not_stated(run, weights, f"sha256 {found}", f"sha256 {stated}")
-        return
-    parts = record.checkpoints.get(weights.name)
-    if parts is None:
-        raise _not_stated(
-            run, weights / WEIGHTS, weights.name, ", ".join(record.checkpoints) or "no checkpoint"
-        )
-    manifest = manifest_of(weights)
-    for name, stated in parts.items():
-        if (found := str(manifest.get(name, {}).get("sha256"))) != stated:
-            raise _not_stated(run, weights / name, f"sha256 {found}", f"sha256 {stated}")
-    if which == "best" and (text := best_finding(files)):
-        raise CheckpointError(
-            f"the best checkpoint of {run} is not that of its record",
-            given=text,
-            fix=f"Restore {run / BEST_FILE}, or give a checkpoint by name: {', '.join(record.checkpoints)}.",
-        )
-
-
-def _not_stated(run: Path, file: Path, given: str, allowed: str) -> CheckpointError:
-    return CheckpointError(
-        f"{file} is not the file that {run / FILE_NAME} states",
-        given=given,
-        allowed=allowed,
-        cause="It was replaced or added after the run had ended.",
-        fix=f"Restore the run folder; or open the file as it is: {file} --preset {run / 'config.yaml'}",
-    )
-
-
-def best_finding(files: RunFiles) -> str:
-    """Compare `best.json`, which `--checkpoint best` takes, with the recorded evaluations; return what contradicts
-    them.
-    """
-    if not os.path.lexists(files.path / BEST_FILE):
-        return ""
-    evaluations = files.record.evaluations
-    try:
-        return not_the_best(BEST_FILE, files.best, evaluations)
-    except CheckpointError as error:
-        return f"{BEST_FILE}: {error.slots.get('cause', error.what)}"
-
-
-def not_the_best(file: str, best: Mapping[str, Any], evaluations: Sequence[Evaluation]) -> str:
-    """Return how the best validation that a file states contradicts the recorded evaluations; empty if it does not."""
-    name = str(best.get("metric"))
-    step = best.get("step")
-    value = best.get("value")
-    values = {each.step: each.metrics.get(name) for each in evaluations}
-    known = [each for each in values.values() if each is not None]
-    is_best = known and value == (max(known) if best.get("better") == "max" else min(known))
-    if is_best and value in [each for at, each in values.items() if at == step]:
-        return ""
-    return f"{file}: {name} {value} after step {step} is not the best of the recorded evaluations"
-
-
-# Settings that contradict a run's statement. Loads no torch: `samebits compare` only reads.
-
-
-def altered_settings(files: RunFiles, now: dict[str, Any] | None = None) -> list[str]:
-    """Return a line such as "config.yaml: seed is 1, recorded 0" for each setting that is not the statement's.
-
-    Args:
-        now: The settings that determine the result, as the recipe resolves them, by dotted name; None: those in
-            `config.yaml`, which has all of them, so that no recipe is imported.
-    """
-    recorded = files.record.settings
-    if now is None:
-        try:
-            values = files.settings
-        except ConfigError as error:
-            return [f"config.yaml: {error.what}"]
-        now = {name: values[name] for name in recorded if name in values}
-        now["recipe"] = Path(str(values.get("recipe"))).name
-    # Lists for tuples, as in the statement. It may be of a version with settings that were removed since.
-    found = without_removed(json.loads(json.dumps(now, default=str)))
-    recorded = without_removed(recorded)
-    return [
-        f"config.yaml: {name} is {found.get(name)}, recorded {recorded.get(name)}"
-        for name in sorted(recorded.keys() | found.keys())
-        if found.get(name) != recorded.get(name)
-    ]
-
-
-def altered_in(run: Path) -> list[str]:
-    """Compare `config.yaml` with the statement, as `altered_settings` does; nothing if there is no statement."""
-    files = RunFiles(run)
-    try:
-        return altered_settings(files) if files.has_statement else []
-    except CheckpointError as error:
-        return [error.line]

@@ -26,14 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import samebits.recipes
 from samebits.config import describe
-from samebits.config.load import (
-    Layer,
-    Loaded,
-    leaves,
-    load,
-    mapping_layer,
-    read_layer,
-)
+from samebits.config.document import Layer, mapping_layer, read_layer
+from samebits.config.load import Loaded, load
 from samebits.config.schema import RunConfig, Settings
 from samebits.errors import ConfigError, cannot_read, wrapped
 from samebits.extras import extra_with, pip_line, require_recipe
@@ -288,12 +282,11 @@ def command_arguments(spec: RecipeSpec, diff: Mapping[str, Any]) -> list[str]:
     They have the same effect without reading the user's YAML file again.
     """
     source = spec.recipe if spec.preset_name is None else f"{spec.recipe}/{spec.preset_name}"
-    keys = {setting.path for setting in describe.settings(spec.config_class)}
     return [
         source,
         *(
-            f"{'.'.join(path)}={json.dumps(value, ensure_ascii=False)}"
-            for path, value in leaves(diff, keys)
+            f"{key}={json.dumps(value, ensure_ascii=False)}"
+            for key, value in describe.given(spec.config_class, diff)
         ),
     ]
 

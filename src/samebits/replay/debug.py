@@ -20,7 +20,7 @@ from samebits.bits import tensors_in
 from samebits.data.samples import Batch
 from samebits.errors import ConfigError
 from samebits.extras import is_installed
-from samebits.provenance.step_log import APPLIED, StepRecord
+from samebits.provenance.record import APPLIED, StepRecord
 from samebits.replay.folders import read_run
 from samebits.replay.segments import compare_step
 from samebits.replay.stepper import ReplayedRun

@@ -10,7 +10,7 @@ from typing import Any
 
 from samebits.bits import Element, first_element
 from samebits.errors import CheckpointError, SamebitsError
-from samebits.provenance.step_log import StepRecord
+from samebits.provenance.record import StepRecord
 from samebits.replay.folders import Change, FolderDifference, compare_folders, read_run
 from samebits.replay.locate import (
     FirstDifference,

@@ -19,9 +19,9 @@ import numpy as np
 from samebits.errors import CheckpointError
 from samebits.plain_file import read_plain
 from samebits.provenance.fingerprint import Fingerprint
+from samebits.provenance.identity import is_free
+from samebits.provenance.record import StepLog, StepRecord
 from samebits.provenance.run_files import RunFiles, over_worlds
-from samebits.provenance.same_run import is_free
-from samebits.provenance.step_log import StepLog, StepRecord
 from samebits.replay.record_files import check_files
 from samebits.replay.segments import NAMES
 from samebits.storage.checkpoint import name_of, steps

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from samebits.bits import Element
-from samebits.provenance.step_log import StepRecord
+from samebits.provenance.record import StepRecord
 from samebits.replay.folders import unequal_fields
 from samebits.replay.stepper import ReplayedRun
 from samebits.replay.trace import (

@@ -9,23 +9,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from samebits.config.document import parse
+from samebits.config.document import mapping_layer, parse
 from samebits.config.given import flat
-from samebits.config.load import load, mapping_layer
+from samebits.config.load import load
 from samebits.config.schema import RunConfig
 from samebits.errors import CheckpointError, SamebitsError
 from samebits.plain_file import read_plain
-from samebits.provenance.run_files import RunFiles, altered_settings, best_finding, not_the_best
-from samebits.provenance.same_run import is_path, result_settings
-from samebits.provenance.statement import (
+from samebits.provenance.identity import (
+    altered_settings,
+    best_finding,
+    is_path,
+    not_the_best,
+    result_settings,
+)
+from samebits.provenance.record import (
     BEST_FILE,
     EVAL_BATCH,
+    STEPS_FILE,
     RunStatement,
+    StepLog,
     distinct,
     environments,
 )
-from samebits.provenance.step_log import FILE_NAME as STEPS
-from samebits.provenance.step_log import StepLog
+from samebits.provenance.run_files import RunFiles
 from samebits.recipes.catalog import RecipeSpec
 from samebits.report.records import FILE_NAME as METRICS
 from samebits.report.records import read_records
@@ -38,8 +44,8 @@ _MAX_DIFF_BYTES = 4 * 1024 * 1024
 _STATED = ("code", "environment", "data")  # of a record: what a publisher could leave empty
 # Files and folders that `verify` compares, whole or in the values that a replay has.
 COMPARED = frozenset({
-    "config.yaml", _DIFF, _ENVIRONMENT, "dataset_info.json", METRICS, "provenance.json", "result.json", STEPS, WEIGHTS,
-    "checkpoints",
+    "config.yaml", _DIFF, _ENVIRONMENT, "dataset_info.json", METRICS, "provenance.json", "result.json", WEIGHTS,
+    STEPS_FILE, "checkpoints",
 })  # fmt: skip
 
 
@@ -94,7 +100,7 @@ def compare_record(
     ]
     for name, sha256 in files.subjects.items():
         checkpoint, _, file = name.removeprefix("checkpoints/").partition("/")
-        if name not in (WEIGHTS, STEPS):
+        if name not in (WEIGHTS, STEPS_FILE):
             there = record.checkpoints.get(checkpoint, {}).get(file, "none")
         elif os.path.lexists(run / name):
             there = _sha256(run / name)
@@ -339,7 +345,7 @@ def _compare_log(found: CheckedFiles) -> None:
             f"steps.bin: its {len(log):,} records end in link {link[:16]}, and provenance.json states "
             f"{chain[:16]} after {found.num_steps:,}"
         )
-    elif chain and not len(log) and os.path.lexists(found.files.path / STEPS):
+    elif chain and not len(log) and os.path.lexists(found.files.path / STEPS_FILE):
         found.mismatches.append("steps.bin: damaged, and provenance.json has its last link")
     elif chain and not len(log):
         found.notes.append(

@@ -46,9 +46,8 @@ from samebits.engine.progress import StepFlags
 from samebits.errors import CheckpointError, ConfigError, SamebitsError
 from samebits.inference.hub import FILE_LISTS, without_folders
 from samebits.inference.trained_model import TrainedModel
-from samebits.provenance.same_run import DATASET_INFO, identity
-from samebits.provenance.step_log import FILE_NAME as STEPS
-from samebits.provenance.step_log import NO_DIGEST, StepLog, StepRecord, read_steps
+from samebits.provenance.identity import DATASET_INFO, identity
+from samebits.provenance.record import NO_DIGEST, STEPS_FILE, StepLog, StepRecord, read_steps
 from samebits.recipes.catalog import RecipeSpec
 from samebits.replay.record_files import compare_monitor, finding
 from samebits.report.console import Console
@@ -467,7 +466,7 @@ def replay_on(
     dataset_info = own.info
     job = make_job(config, lambda: build_from(recipe, config, dataset_info, plan.run), world)
     job.identity = identity(config, dataset_info)
-    log = read_steps(plan.run / STEPS) if plan.uses_log and world.is_main else StepLog()
+    log = read_steps(plan.run / STEPS_FILE) if plan.uses_log and world.is_main else StepLog()
     replayer = Replayer(plan, job, log)
     fingerprint = job.fingerprint
     verdict = Replay(

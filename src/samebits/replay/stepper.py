@@ -12,7 +12,8 @@ from torch import Tensor
 from samebits.bench.bench import advance, joined
 from samebits.bits import digest
 from samebits.cluster.env import ALONE
-from samebits.config.load import load, mapping_layer
+from samebits.config.document import mapping_layer
+from samebits.config.load import load
 from samebits.config.schema import RunConfig
 from samebits.data.order import Step
 from samebits.engine.build import build_from, init_weights, make_job
@@ -25,8 +26,9 @@ from samebits.errors import CheckpointError
 from samebits.inference.trained_model import TrainedModel
 from samebits.module.determinism import use_deterministic_algorithms
 from samebits.optim.build import load_state
-from samebits.provenance.same_run import SETTINGS, check_replay, identity, settings_of
-from samebits.provenance.step_log import NO_DIGEST, StepRecord, digest_of_samples
+from samebits.provenance.identity import SETTINGS, check_replay, identity
+from samebits.provenance.record import NO_DIGEST, StepRecord, digest_of_samples
+from samebits.provenance.run_files import settings_of
 from samebits.recipes.catalog import RecipeSpec, find
 from samebits.replay.folders import RecordedRun
 from samebits.storage import checkpoint

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from samebits.bits import Element, digest, first_element, number_text, tensors_in
 from samebits.data.order import MicroBatch
 from samebits.data.samples import Batch, sample_digests
-from samebits.provenance.step_log import StepRecord
+from samebits.provenance.record import StepRecord
 from samebits.replay.stepper import ReplayedRun
 
 # Comparison of tensors by their bits.

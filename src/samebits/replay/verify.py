@@ -11,9 +11,9 @@ from samebits.errors import ConfigError, LaunchError, printable
 from samebits.inference.hub import signature_of
 from samebits.inference.trained_model import TrainedModel, describe_places
 from samebits.process_range import ProcessRange
+from samebits.provenance.identity import check_replay
+from samebits.provenance.record import sha256_of_json
 from samebits.provenance.run_files import RunFiles
-from samebits.provenance.same_run import check_replay
-from samebits.provenance.statement import sha256_of_json
 from samebits.recipes.catalog import RecipeSpec
 from samebits.replay.record_files import CheckedFiles, check_files, not_compared, typed_settings
 from samebits.replay.segments import (

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from samebits.plain_file import shorten
-from samebits.provenance.same_run import is_free
+from samebits.provenance.identity import is_free
 from samebits.report.format import duration, metric_name, metric_value
 from samebits.report.format import share as format_share
 from samebits.run_views.history import RunHistory

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from samebits.config import document
 from samebits.errors import ConfigError, printable
-from samebits.provenance.same_run import is_free
+from samebits.provenance.identity import is_free
 from samebits.report.format import clock, is_lower_better, metric_name, metric_value
 from samebits.run_views.summary import RunSummary
 from samebits.run_views.values import plain_text

@@ -27,7 +27,8 @@ def test_a_plain_word_is_read_as_people_mean_it(text: str, value: object) -> Non
 def test_every_key_has_its_line() -> None:
     document = parse("# comment\nepochs: 3\n\noptim:\n  lr: 0.1\n  betas: [0.9,\n    0.95]\n", "my.yaml")
     assert document.values == {"epochs": 3, "optim": {"lr": 0.1, "betas": [0.9, 0.95]}}
-    assert document.lines == {("epochs",): 2, ("optim",): 4, ("optim", "lr"): 5, ("optim", "betas"): 6}
+    lines = {("epochs",): 2, ("optim",): 4, ("optim", "lr"): 5, ("optim", "betas"): 6}
+    assert document.origins == {key: f"my.yaml:{line}" for key, line in lines.items()}
 
 
 def test_an_empty_file_sets_nothing() -> None:

@@ -9,8 +9,8 @@ import pytest
 from pydantic import Field, model_validator
 
 from samebits.config.describe import settings
-from samebits.config.document import parse, to_yaml
-from samebits.config.load import _ALIASES, Layer, load, mapping_layer, preview, read_layer
+from samebits.config.document import Layer, mapping_layer, parse, read_layer, to_yaml
+from samebits.config.load import _ALIASES, load, preview
 from samebits.config.schema import OptimConfig, RunConfig, Settings
 from samebits.errors import ConfigError
 
@@ -78,7 +78,7 @@ def test_the_difference_from_the_preset_is_kept() -> None:
 
 def test_the_resolved_config_gives_the_same_config_again() -> None:
     loaded = load(Config, [PRESET], ["optim.schedule=multi_step", "optim.milestones=[1, 2.5]", "optim.lr=1e-5"])
-    layer = mapping_layer(parse(to_yaml(loaded.resolved), "config.yaml").values, "config.yaml")
+    layer = mapping_layer(parse(to_yaml(loaded.config.model_dump(mode="json")), "config.yaml").values, "config.yaml")
     again = load(Config, [PRESET, layer])
     assert again.config == loaded.config
     assert again.diff == loaded.diff

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from samebits.config.describe import settings
 from samebits.config.schema import DATA_MARKS, EXCLUSIONS, Exclusion, Mark, RunConfig, first_met, marks_of
-from samebits.provenance.same_run import is_free
+from samebits.provenance.identity import is_free
 from samebits.recipes.catalog import find, list_recipes
 
 EFFECTS = {Mark.RESULT, Mark.EXECUTION, Mark.VALIDATION, Mark.MACHINE}

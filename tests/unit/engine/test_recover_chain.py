@@ -10,7 +10,7 @@ import pytest
 
 from samebits.engine.output.recorder import recover_chain
 from samebits.errors import CheckpointError
-from samebits.provenance.step_log import FIRST_LINK
+from samebits.provenance.record import FIRST_LINK
 
 
 def job(step: int) -> Any:

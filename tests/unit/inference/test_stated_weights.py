@@ -86,7 +86,7 @@ def images(tmp_path: Path) -> Path:
 
 def write_settings(run: Path, *overrides: str) -> None:
     from samebits.config import document
-    from samebits.provenance.same_run import plain_settings
+    from samebits.provenance.identity import plain_settings
     from samebits.recipes.catalog import find
 
     config = find("classify").load(["data.val_fraction=0.5", *overrides]).config

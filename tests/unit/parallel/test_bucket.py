@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from samebits.parallel.bucket import Bucket, Flat, Leaf
-from samebits.parallel.tree import Node, partials, push
+from samebits.parallel.tree import Node, push
+from tests.unit.parallel.intervals import partials
 
 SHAPES = ((3,), (2, 5), (20000,))
 Gradients = list[dict[int, Tensor]]  # of each leaf, by index of the parameter

@@ -20,7 +20,8 @@ from samebits.errors import TrainError
 from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.exchange.part import DIRECT_SIZE, plan_rounds
 from samebits.parallel.layer_sums import LayerSums
-from samebits.parallel.tree import merged, partials, push
+from samebits.parallel.tree import merged, push
+from tests.unit.parallel.intervals import partials
 from tests.unit.parallel.virtual_network import Network, SimulatedWorld
 
 CPU = torch.device("cpu")

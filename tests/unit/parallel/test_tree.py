@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samebits.data.division import part
-from samebits.parallel.tree import Node, are_siblings, partials, push
+from samebits.parallel.tree import Node, are_siblings, push
+from tests.unit.parallel.intervals import partials
 
 
 def bracket(left: str, right: str) -> str:

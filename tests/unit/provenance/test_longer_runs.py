@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from samebits.provenance.same_run import ways_to_train_longer
+from samebits.provenance.identity import ways_to_train_longer
 from samebits.storage.run_folder import RunFolder
 
 

@@ -9,12 +9,13 @@ from unittest.mock import patch
 
 import pytest
 
-from samebits.config.load import REMOVED, load, mapping_layer, names_of, without_removed
+from samebits.config.document import mapping_layer
+from samebits.config.load import REMOVED, load, names_of, without_removed
 from samebits.config.schema import RunConfig, Settings
 from samebits.engine import opening
 from samebits.errors import ConfigError
-from samebits.provenance import same_run
-from samebits.provenance.same_run import differing, plain_settings
+from samebits.provenance import identity
+from samebits.provenance.identity import differing, plain_settings
 from samebits.recipes.catalog import find
 from tests.verify_trials.runs import alone, train, train_until, verified
 
@@ -51,7 +52,7 @@ def nested(settings: dict[str, object]) -> dict[str, Any]:
 @contextmanager
 def earlier_version() -> Iterator[None]:
     """Runs are written with the settings of an earlier version."""
-    known = same_run.plain_settings
+    known = identity.plain_settings
 
     def earlier(config: RunConfig) -> dict[str, Any]:
         settings = known(config)
@@ -60,8 +61,7 @@ def earlier_version() -> Iterator[None]:
         return settings
 
     with (
-        patch.object(same_run, "plain_settings", earlier),
-        patch.object(same_run, "plain_settings", earlier),
+        patch.object(identity, "plain_settings", earlier),
         patch.object(opening, "plain_settings", earlier),
     ):
         yield

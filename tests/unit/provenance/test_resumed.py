@@ -23,7 +23,8 @@ from samebits.engine.run_spec import RunSpec
 from samebits.errors import CheckpointError, DataError, SamebitsError
 from samebits.metrics.classification import Accuracy
 from samebits.provenance import fingerprint
-from samebits.provenance.fingerprint import Fingerprint, check_unchanged
+from samebits.provenance.fingerprint import Fingerprint
+from samebits.provenance.identity import check_unchanged
 
 NUM_SAMPLES = 12
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samebits.errors import CheckpointError
-from samebits.provenance.statement import (
+from samebits.provenance.record import (
     Evaluation,
     RunStatement,
     make_statement,

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samebits.errors import CheckpointError
-from samebits.provenance import step_log
-from samebits.provenance.step_log import (
+from samebits.provenance.record import (
     FIRST_LINK,
     SKIPPED,
+    STEPS_FILE,
     StepLog,
     StepRecord,
     StepWriter,
@@ -245,4 +245,4 @@ def test_the_digest_of_samples_depends_on_their_order_and_not_on_their_type() ->
 def test_no_partial_file_stays_after_a_write(path: Path) -> None:
     written(path)
     assert os.listdir(path.parent) == [path.name]
-    assert path.name == step_log.FILE_NAME
+    assert path.name == STEPS_FILE

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from samebits.errors import ConfigError
-from samebits.provenance.step_log import read_steps, write_steps
+from samebits.provenance.record import read_steps, write_steps
 from samebits.replay.debug import evaluated
 from tests.runs import SAMEBITS, TINY, samebits
 

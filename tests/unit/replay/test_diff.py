@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from samebits.cli.main import run
-from samebits.provenance.step_log import StepLog, StepRecord, read_steps, write_steps
+from samebits.provenance.record import StepLog, StepRecord, read_steps, write_steps
 from samebits.replay.diff import diff_runs, lines
 from samebits.replay.folders import first_difference
 from tests.diff_trials.faults import faults

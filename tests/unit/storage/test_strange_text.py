@@ -12,7 +12,7 @@ from samebits.inference import hub
 from samebits.plain_file import finite_numbers, json_text, parse_json
 from samebits.provenance import run_files
 from samebits.provenance.run_files import RunFiles
-from samebits.provenance.statement import sha256_of_json
+from samebits.provenance.record import sha256_of_json
 from samebits.report.records import read_records
 from samebits.storage.run_folder import RunFolder, check_run_dir, check_run_path
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,32 +14,29 @@ from samebits.data.order import WINDOW, Order, Step
 from samebits.engine.job import Job
 from samebits.engine.progress import Progress, StepResult
 from samebits.engine.run_spec import RunSpec
-from samebits.provenance import step_log
-from samebits.provenance.run_files import RunFiles
-from samebits.provenance.same_run import DATASET_INFO, result_settings
-from samebits.provenance.statement import FILE_NAME as STATEMENT_NAME
-from samebits.provenance.statement import (
-    Evaluation,
-    RunStatement,
-    add_evaluation,
-    distinct,
-    environments,
-    make_statement,
-)
-from samebits.provenance.step_log import (
+from samebits.provenance.identity import DATASET_INFO, result_settings
+from samebits.provenance.record import (
     APPLIED,
     DIGEST_BYTES,
-    FILE_NAME,
     FIRST_LINK,
     NO_DIGEST,
     OVERFLOW,
     SKIPPED,
+    STATEMENT_FILE,
+    STEPS_FILE,
+    Evaluation,
+    RunStatement,
     StepLog,
     StepRecord,
     StepWriter,
+    add_evaluation,
     digest_of_samples,
+    distinct,
+    environments,
+    make_statement,
     read_steps,
 )
+from samebits.provenance.run_files import RunFiles
 from samebits.report.records import FILE_NAME as METRICS
 from samebits.storage.manifest import sha256_of_file
 from samebits.storage.run_folder import RunFolder
@@ -105,7 +101,7 @@ def recover_chain(job: Job, folder: Path) -> str:
     """
     if not job.config.record.steps:
         return ""
-    path = folder / FILE_NAME
+    path = folder / STEPS_FILE
     step = job.progress.step
     # Lost before its first record: the file is made when training starts.
     # `head` cuts records of steps that the lost process had completed and the other ranks have not.
@@ -124,7 +120,7 @@ class StepRecorder:
     """Writes `steps.bin` on rank 0, and keeps the chain's link in the run's progress."""
 
     def __init__(self, job: Job, folder: Path) -> None:
-        self._path = folder / FILE_NAME
+        self._path = folder / STEPS_FILE
         self._is_on = job.config.record.steps
         self._writer: StepWriter | None = None
         self._ids: Iterator[bytes] = iter(())
@@ -204,11 +200,7 @@ def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256:
     # The last evaluation may be in another run folder, if this run resumed from a checkpoint there. Looked up by step,
     # since a resume in another folder starts `metrics.jsonl` without the earlier evaluations.
     if all(each.step != progress.evaluated_step for each in evaluations):
-        finite = {
-            name: value if math.isfinite(value) else None
-            for name, value in progress.metrics.items()
-        }
-        evaluations.append(Evaluation.of(progress.evaluated_step, finite))
+        evaluations.append(Evaluation.of(progress.evaluated_step, progress.metrics))
     record = RunStatement(
         # Through JSON: the root is the hash of what a verifier reads again, so both need the same types (ADR 36).
         settings=json.loads(
@@ -224,12 +216,12 @@ def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256:
         checkpoints=there.checkpoints,
         weights_sha256=weights_sha256,
     )
-    present = [path for path in (folder.weights, folder.path / step_log.FILE_NAME) if path.exists()]
+    present = [path for path in (folder.weights, folder.path / STEPS_FILE) if path.exists()]
     files = {path.name: sha256_of_file(path) for path in present}
     for name, parts in there.checkpoints.items():
         files |= {f"checkpoints/{name}/{file}": sha256 for file, sha256 in parts.items()}
     statement = make_statement(record, files, folder.path.name, spec.started_at, time.time())
-    folder.write_json(STATEMENT_NAME, statement)
+    folder.write_json(STATEMENT_FILE, statement)
     return record.root
 
 

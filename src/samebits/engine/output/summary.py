@@ -17,9 +17,8 @@ from samebits.engine.run_spec import RunSpec
 from samebits.extras import is_installed, pip_line
 from samebits.module.precision import describe_precision
 from samebits.optim.schedule import num_warmup_steps
-from samebits.provenance.same_run import ways_to_train_longer
-from samebits.provenance.statement import FILE_NAME as PROVENANCE
-from samebits.provenance.step_log import FILE_NAME as STEPS
+from samebits.provenance.identity import ways_to_train_longer
+from samebits.provenance.record import STATEMENT_FILE, STEPS_FILE
 from samebits.report.format import duration, metric_name, metric_value
 from samebits.report.records import FILE_NAME as METRICS
 from samebits.report.speed import idle_row
@@ -122,7 +121,7 @@ def finish(
         "config.yaml",
         "environment.json",
         METRICS,
-        *([STEPS] if job.config.record.steps else []),
+        *([STEPS_FILE] if job.config.record.steps else []),
     )
     if gone := [name for name in expected if not (folder.path / name).exists()]:
         reports.notify(f"warning: {', '.join(gone)} in {folder.path}: deleted during the run")
@@ -176,7 +175,7 @@ def finish(
             "all-reduce": _waits_row(waits),
             "data": f"{share:.1%} of training time waiting for data" if share is not None else "",
             "weights": f"sha256 {sha256[:8]}…{sha256[-4:]}  {folder.weights}",
-            "root": f"sha256 {root[:8]}…{root[-4:]}  {folder.path / PROVENANCE}",
+            "root": f"sha256 {root[:8]}…{root[-4:]}  {folder.path / STATEMENT_FILE}",
             "next": "\n".join(commands),
         },
         whole=("weights", "root", "next"),

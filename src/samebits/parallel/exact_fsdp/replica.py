@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
-from samebits.data.order import Order, Step
+from samebits.data.order import Step
 from samebits.errors import ConfigError
 from samebits.host_memory import return_freed_memory
 from samebits.parallel.blocks import shard_blocks
@@ -304,9 +304,7 @@ class ExactShards:
         self.trained: nn.Module = nn.ParameterList(self.parameters.values())
         self._gathered = GatheredUnits(model, blocks, units)
 
-    def make_reducer(
-        self, order: Order, *, num_extras: int, synchronized: bool
-    ) -> ExactShardedReducer:
+    def make_reducer(self, *, num_extras: int, synchronized: bool) -> ExactShardedReducer:
         """See `WholeReplica.make_reducer`. Settings other than `num_extras` do not apply to a sharded model."""
         trained = [
             (each, self.parameters[name])

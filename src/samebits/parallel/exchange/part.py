@@ -17,13 +17,13 @@ time of gloo's all-reduce. gloo's all-gather was slower than both.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
 from torch import Tensor
 
 from samebits.parallel.bucket import ALIGNMENT, round_up
-from samebits.parallel.tree import Node, merged, partials, push
+from samebits.parallel.tree import Node, merged, push
 
 # Tags of the messages between two ranks. Messages of several buckets that are under way must differ in theirs.
 #
@@ -206,8 +206,7 @@ def is_in_rounds(size: int, num_bytes: int) -> bool:
 
 def follow_each_other(nodes: Sequence[list[Node]]) -> bool:
     """Return whether the nodes are in the order of the ranks. They are not after a loss within a step."""
-    every = [node for own in nodes for node in own]
-    return all(left[1] == right[0] for left, right in pairwise(every))
+    return all(left[1] == right[0] for left, right in pairwise(chain(*nodes)))
 
 
 def exchange_by_halving(part: Part) -> Rounds:
@@ -278,14 +277,7 @@ def exchange_by_halving(part: Part) -> Rounds:
 
 def _nodes_of(part: Part, first: int, last: int) -> list[Node]:
     """Return the nodes that the members [first, last) have after they have merged theirs."""
-    from_left = next((nodes for nodes in part.nodes[first:last] if nodes), None)
-    if from_left is None:
-        return []
-    from_right = next(
-        part.nodes[place] for place in range(last - 1, first - 1, -1) if part.nodes[place]
-    )
-    leaves = from_left[0][0], from_right[-1][1]
-    return partials(*leaves, part.num_leaves)
+    return merged(chain(*part.nodes[first:last]), part.num_leaves)
 
 
 # The rounds in which ranks exchange small sums: with all others at once, or by recursive doubling in a large world.
@@ -325,9 +317,7 @@ def plan_rounds(
     num_pairs = len(members) - (1 << num_rounds)  # of host and guest: the first members
 
     def held(first: int, last: int) -> list[Node]:
-        return merged(
-            [node for member in members[first:last] for node in nodes[member]], num_leaves
-        )
+        return merged(chain(*(nodes[member] for member in members[first:last])), num_leaves)
 
     def index(place: int) -> int:
         return place + min(place, num_pairs)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.plain_file import read_plain
-from samebits.provenance.same_run import is_free
+from samebits.provenance.identity import is_free
 from samebits.report.chart import NUM_COLORS, ChartLine, Curves, chart
 from samebits.report.format import SHARE, duration, metric_name, metric_value
 from samebits.report.format import share as format_share

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from samebits.config.schema import RunConfig, Settings
 from samebits.errors import CheckpointError, ConfigError
-from samebits.provenance.same_run import check_came_from, check_same_run, plain_settings
+from samebits.provenance.identity import check_came_from, check_same_run, plain_settings
 from samebits.storage.run_folder import RunFolder
 
 CONFIG = RunConfig(recipe="test", global_batch=16, micro_batch=8)
