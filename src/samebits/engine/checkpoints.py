@@ -36,19 +36,18 @@ from samebits.storage.weights import check_fits, file_limits, load_into
 
 
 T = TypeVar("T")
+Notify = Callable[[CheckpointError], None]  # receives the error of each checkpoint that is skipped
 # All state but the tensors, and their shapes and types by name; (None, {}) if there is no checkpoint.
 Described = tuple[dict[str, Any] | None, dict[str, Shape]]
 
 
-def restore_job(
-    job: Job, folder: Path, resume: str, notify: Callable[[CheckpointError], None]
-) -> bool:
+def restore_job(job: Job, folder: Path, resume: str, notify: Notify) -> bool:
     """Restore a job from a checkpoint, and return whether there was one. Only rank 0 needs the disk.
 
     Args:
         job: The run; model, optimizer and progress change.
         resume: "auto" for the newest whole checkpoint in it, or a checkpoint's folder.
-        notify: Called on rank 0 with the error of each checkpoint that is skipped.
+        notify: Called on rank 0.
 
     Raises:
         CheckpointError: No checkpoint of the run is whole, the requested one is not, or it belongs to another
@@ -78,9 +77,7 @@ def restore_step(job: Job, folder: Path, step: int) -> None:
     restore_job(job, folder, str(folder / checkpoint.name_of(step)), lambda error: None)
 
 
-def _read(
-    job: Job, folder: Path, resume: str, notify: Callable[[CheckpointError], None]
-) -> Checkpoint | None:
+def _read(job: Job, folder: Path, resume: str, notify: Notify) -> Checkpoint | None:
     limits = file_limits(job.model)
     is_sharded = job.replica.is_sharded
     opened: OpenedCheckpoint | None = None
@@ -136,9 +133,7 @@ def _path(folder: Path, resume: str, step: int) -> Path:
     return folder / checkpoint.name_of(step) if resume == "auto" else Path(resume).absolute()
 
 
-def _find(
-    folder: Path, resume: str, notify: Callable[[CheckpointError], None], load: Callable[[Path], T]
-) -> T | None:
+def _find(folder: Path, resume: str, notify: Notify, load: Callable[[Path], T]) -> T | None:
     if resume != "auto":
         return load(Path(resume))
     bad = []
@@ -340,7 +335,7 @@ class CheckpointManager:
         self.wait()
         return collectives.broadcast_object(world, self._saved_step)
 
-    def restore(self, job: Job, resume: str, notify: Callable[[CheckpointError], None]) -> bool:
+    def restore(self, job: Job, resume: str, notify: Notify) -> bool:
         """Restore a job from a checkpoint, and return whether there was one; see `restore_job`."""
         self.wait()  # a rollback must not read a checkpoint that is still being written
         self._copied = None  # the restored state may differ at the same step

@@ -221,8 +221,18 @@ def _examine(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
     batch = job.loader.batch(micro_batch.indices, micro_batch.keys, again=True)
     job.reducer.undo_buffers()
     seed_forward(micro_batch.forward_key, job.world.device)
+    found: dict[str, Any] = {
+        "rank": job.world.rank,
+        "host": job.world.host,
+        "pid": os.getpid(),
+        "micro_batch": micro_batch.index,
+        "samples": micro_batch.indices.tolist(),
+    }
     if job.replica.is_sharded:
-        return _look_at_loss(job, micro_batch, batch)
+        # The loss only: of a sharded model, no rank ever has a micro-batch's own gradient.
+        with torch.no_grad():
+            found["loss"] = forward(job, batch)[1].item()
+        return found | {"is_finite": math.isfinite(found["loss"])}
     _, loss, _ = forward(job, batch)
     named = {
         name: parameter
@@ -239,27 +249,10 @@ def _examine(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
     }
     # NaN ranks above infinity, since it is more informative. `max` alone cannot order it.
     worst = max(sizes, key=lambda name: (math.isnan(sizes[name]), sizes[name]))
-    return {
-        **_origin(job, micro_batch),
+    is_finite = math.isfinite(loss.item()) and all(map(math.isfinite, sizes.values()))
+    return found | {
         "loss": loss.item(),
         "largest_name": worst,
         "largest": sizes[worst],
-        "is_finite": math.isfinite(loss.item()) and all(map(math.isfinite, sizes.values())),
-    }
-
-
-def _look_at_loss(job: Job, micro_batch: MicroBatch, batch: Batch) -> dict[str, Any]:
-    """Check the loss only: of a sharded model, no rank ever has a micro-batch's own gradient."""
-    with torch.no_grad():
-        loss = forward(job, batch)[1].item()
-    return {**_origin(job, micro_batch), "loss": loss, "is_finite": math.isfinite(loss)}
-
-
-def _origin(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
-    return {
-        "rank": job.world.rank,
-        "host": job.world.host,
-        "pid": os.getpid(),
-        "micro_batch": micro_batch.index,
-        "samples": micro_batch.indices.tolist(),
+        "is_finite": is_finite,
     }
