@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from samebits.config.describe import Row, defaults, schema, settings, table
+from samebits.config.describe import Row, defaults, given, schema, settings, table
 from samebits.config.schema import RunConfig, Settings
 
 
@@ -34,6 +34,14 @@ def test_types_are_described_in_words() -> None:
         "many": "list of float", "labels": "map", "maybe": "section", "maybe.title": "text", "needed": "text",
         "inner": "section", "inner.title": "text",
     }  # fmt: skip
+
+
+def test_what_is_given_is_each_setting_with_its_value_and_a_section_only_where_it_is_null() -> None:
+    values = {"number": 2, "labels": {"a": 1}, "inner": {"title": "b"}, "maybe": None, "other": 3}
+    found = {"number": 2, "labels": {"a": 1}, "inner.title": "b", "maybe": None}
+    assert dict(given(Kinds, values)) == found
+    assert dict(given(Kinds, {"maybe": {"title": "c"}})) == {"maybe.title": "c"}
+    assert dict(given(Kinds, {})) == {}
 
 
 def test_defaults_are_plain_values_and_leave_out_what_is_needed() -> None:

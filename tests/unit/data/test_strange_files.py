@@ -12,6 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -184,6 +185,10 @@ def test_the_commit_is_read_without_running_what_the_repository_names(tmp_path: 
     assert commit_of(inner) == expected
     assert not ran.exists()
     assert commit_of(tmp_path) is None
+    subprocess.run([*git, "worktree", "add", "-q", str(tmp_path / "beside")], check=True)
+    assert commit_of(tmp_path / "beside") == expected
+    with patch.dict("os.environ", PATH=str(tmp_path)):  # no git
+        assert commit_of(inner) is None
 
 
 def test_opencv_is_imported_in_one_place_where_its_threads_are_off(repo: Path) -> None:

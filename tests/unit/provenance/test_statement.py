@@ -94,6 +94,11 @@ def test_a_metric_that_is_a_whole_number_gives_the_root_that_is_read_again(path:
     assert read_statement_and_files(path)[0].root == record.root
 
 
+def test_a_metric_that_is_not_finite_is_null_in_the_root_as_in_the_records() -> None:
+    metrics = {"loss": float("nan"), "errors": float("inf"), "top1": 0.5}
+    assert Evaluation.of(3, metrics).metrics == {"loss": None, "errors": None, "top1": 0.5}
+
+
 def test_the_order_of_names_does_not_change_the_root() -> None:
     assert sha256_of_json({"a": 1, "b": [1.5, None]}) == sha256_of_json({"b": [1.5, None], "a": 1})
 
