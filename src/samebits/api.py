@@ -61,7 +61,7 @@ def train(
     given = None if run_dir is None else given_path(run_dir, "run_dir")
     resume = resume_from(resume, given)
     folder = given or new_folder(found.name)
-    command = [*SAMEBITS, "train", *command_arguments(found, loaded.diff)]
+    command = [*SAMEBITS, "train", *command_arguments(found, loaded)]
     command += ["--run-dir", str(folder), "--resume", resume]
     if procs is not None:
         command += ["--procs", str(procs)]

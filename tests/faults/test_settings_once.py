@@ -33,7 +33,7 @@ def test_the_arguments_of_a_run_give_its_settings_without_the_yaml_file(tmp_path
     found = find(str(file))
     loaded = found.load(["seed=7"])
     file.unlink()
-    source, *overrides = command_arguments(found, loaded.diff)
+    source, *overrides = command_arguments(found, loaded)
     again = find(source)
     assert again.load(overrides) == loaded
 

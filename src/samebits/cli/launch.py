@@ -149,7 +149,7 @@ def submit(
     check_tracker_files(loaded.config.report.trackers, overrides or [])
     job = BatchJob(
         # Resolved now: the job does not read the YAML file, which may change while it waits.
-        command=[*SAMEBITS, "train", *command_arguments(found, loaded.diff)],
+        command=[*SAMEBITS, "train", *command_arguments(found, loaded)],
         run_dir=run_dir.absolute(),
         nodes=nodes,
         procs=procs or gpus or 1,

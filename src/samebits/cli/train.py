@@ -159,7 +159,7 @@ def train(
         if here is None:  # of ranks, rank 0 checks
             check_trackers(loaded.config.report.trackers)
         if hosts is not None:
-            command = [*SAMEBITS, "train", *command_arguments(found, loaded.diff)]
+            command = [*SAMEBITS, "train", *command_arguments(found, loaded)]
             command += ["--resume", resume, "--max-restarts", str(max_restarts)]
             command += ["--stop-after", str(stop_after)] if stop_after is not None else []
             return _on_hosts(hosts, options, found.name, command, run_dir, resume)

@@ -276,7 +276,7 @@ def find(name: str) -> RecipeSpec:
     return replace(spec, layers=(replace(first, source=name), *others))
 
 
-def command_arguments(spec: RecipeSpec, diff: Mapping[str, Any]) -> list[str]:
+def command_arguments(spec: RecipeSpec, loaded: Loaded[RunConfig]) -> list[str]:
     """Build arguments of `samebits train` that set what differs from the recipe's preset.
 
     They have the same effect without reading the user's YAML file again.
@@ -286,7 +286,7 @@ def command_arguments(spec: RecipeSpec, diff: Mapping[str, Any]) -> list[str]:
         source,
         *(
             f"{key}={json.dumps(value, ensure_ascii=False)}"
-            for key, value in describe.given(spec.config_class, diff)
+            for key, value in describe.given(type(loaded.config), loaded.diff)
         ),
     ]
 

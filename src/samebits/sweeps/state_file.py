@@ -227,7 +227,7 @@ def define_grid(source: str, overrides: Sequence[str], grid: Sequence[str]) -> S
     loaded = found.load(overrides)
     check_tracker_files(loaded.config.report.trackers, list(overrides))
     trust_named(source)
-    sweep = Sweep(command_arguments(found, loaded.diff), keys, combinations(axes))
+    sweep = Sweep(command_arguments(found, loaded), keys, combinations(axes))
     for trial in sweep.trials:
         check_tracker_files(sweep.load(trial).config.report.trackers, _TYPED)
     return sweep
