@@ -329,7 +329,7 @@ def _from_yaml(path: Path) -> RecipeSpec:
     check_file(path)
     layer = read_layer(path)
     named = layer.values.get("recipe")
-    where = layer.origins.get(("recipe",), short_path(path))
+    where = layer.origins.get(("recipe",), "")  # there wherever a recipe is named
     if not isinstance(named, str) or not named:
         raise ConfigError(
             f"{short_path(path)} does not name a recipe",
