@@ -165,7 +165,7 @@ def commit_of(folder: Path) -> str | None:
         found = subprocess.run(
             ["git", "-C", folder, "rev-parse", "--verify", "HEAD"],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             timeout=10,  # a file server may hang, and training does not need the commit
             check=False,
         )
