@@ -151,7 +151,9 @@ def _tree(model: type[BaseModel]) -> dict[str, Any]:
 
 def _parts(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the members of a union, null last; of any other type, itself."""
-    return sorted(node.get("anyOf", [node]), key=lambda part: part.get("type") == "null")
+    return sorted(
+        node.get("anyOf", node.get("oneOf", [node])), key=lambda part: part.get("type") == "null"
+    )
 
 
 _WORDS = {
@@ -160,7 +162,6 @@ _WORDS = {
     "number": "float",
     "string": "text",
     "object": "map",
-    "null": "null",
 }
 
 
@@ -171,16 +172,14 @@ def _type(node: Mapping[str, Any]) -> str:
     choices = node.get("enum", [node["const"]] if "const" in node else [])
     if choices:
         return " | ".join(map(str, choices))
-    if node["type"] == "array":
-        several = node.get("prefixItems")
-        return (
-            f"list of {len(several)} {_type(several[0])}"
-            if several
-            else f"list of {_type(node['items'])}"
-        )
+    kind: str = node.get("type", "any")  # a recipe of the user's may allow any value
+    if kind == "array":
+        several = node.get("prefixItems", [])
+        items = several[0] if several else node.get("items", {})
+        return f"list of {f'{len(several)} ' if several else ''}{_type(items)}"
     if node.get("format") == "path":
         return "path"
-    return _WORDS[node["type"]] + _range(node)
+    return _WORDS.get(kind, kind) + _range(node)
 
 
 _SIGNS = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}

@@ -1,4 +1,5 @@
 import json
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +13,11 @@ class Inner(Settings):
     title: str = Field(default="a", description="a title")
 
 
+class Color(Enum):
+    RED = "red"
+    GREEN = "green"
+
+
 class Kinds(Settings):
     flag: bool = Field(default=False, description="d")
     number: int = Field(default=1, ge=1, le=4, description="d")
@@ -22,6 +28,9 @@ class Kinds(Settings):
     pair: tuple[int, int] = Field(default=(1, 2), description="d")
     many: list[float] = Field(default=[], description="d")
     labels: dict[str, int] = Field(default={}, description="d")
+    color: Color = Field(default=Color.RED, description="d")
+    anything: Any = Field(default=None, description="d")
+    mixed: list[Any] = Field(default=[], description="d")
     maybe: Inner | None = Field(default=None, description="d")
     needed: str = Field(description="d")
     inner: Inner = Field(description="d")
@@ -31,7 +40,8 @@ def test_types_are_described_in_words() -> None:
     assert {setting.key: setting.type for setting in settings(Kinds)} == {
         "flag": "true | false", "number": "int from 1 to 4", "big": "int < 2^40",
         "ratio": "float > 0 and < 0.5 or null", "word": "x | y or null", "folder": "path", "pair": "list of 2 int",
-        "many": "list of float", "labels": "map", "maybe": "section", "maybe.title": "text", "needed": "text",
+        "many": "list of float", "labels": "map", "color": "red | green", "anything": "any",
+        "mixed": "list of any", "maybe": "section", "maybe.title": "text", "needed": "text",
         "inner": "section", "inner.title": "text",
     }  # fmt: skip
 
