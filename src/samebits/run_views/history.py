@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from samebits.plain_file import shorten
+from samebits.provenance.record import STATEMENT_FILE
 from samebits.provenance.run_files import MAX_RECORDS, RunFiles, over_worlds
-from samebits.provenance.statement import FILE_NAME as STATEMENT
 from samebits.report.chart import Curves
 from samebits.run_views.summary import Event, RunSummary, read_events, summary_of
 from samebits.run_views.values import count, numbers, text
@@ -99,7 +99,7 @@ def read_history(run: Path) -> RunHistory:
     command = environment.get("command")
     if isinstance(command, list):
         found.command = shorten(" ".join(text(part) for part in command[:100]), 1000)
-    entry: Any = files.read_json(STATEMENT)
+    entry: Any = files.read_json(STATEMENT_FILE)
     for name in ("predicate", "buildDefinition", "internalParameters", "data"):
         entry = entry.get(name) if isinstance(entry, dict) else None
     found.data = _texts(entry)

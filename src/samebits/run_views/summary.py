@@ -19,8 +19,8 @@ import psutil
 
 from samebits.errors import CheckpointError, ConfigError, cannot_read
 from samebits.plain_file import number, read_part, shorten
+from samebits.provenance.record import BEST_FILE
 from samebits.provenance.run_files import RunFiles
-from samebits.provenance.statement import BEST_FILE
 from samebits.run_views.values import count, numbers, text
 from samebits.scratch import is_running
 from samebits.storage.run_folder import check_utf8, is_published, no_run

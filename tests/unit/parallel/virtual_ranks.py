@@ -93,7 +93,7 @@ def simulate(config: RunConfig, build: Callable[[], Parts], worlds: Sequence[tup
     return Simulated(
         steps=steps,
         sha256=weights_sha256(job.model.state_dict()),
-        gradient_bytes=ranks.reducers[0].num_bytes,
+        gradient_bytes=sum(4 * bucket.length for bucket in ranks.reducers[0]._sum.buckets),
         messages=max(each.messages for each in sent),
         num_bytes=max(each.num_bytes for each in sent),
         rounds=max(network.rounds for network in networks),

@@ -11,8 +11,8 @@ from samebits.errors import CheckpointError
 from samebits.inference import hub
 from samebits.plain_file import finite_numbers, json_text, parse_json
 from samebits.provenance import run_files
-from samebits.provenance.run_files import RunFiles
 from samebits.provenance.record import sha256_of_json
+from samebits.provenance.run_files import RunFiles
 from samebits.report.records import read_records
 from samebits.storage.run_folder import RunFolder, check_run_dir, check_run_path
 
