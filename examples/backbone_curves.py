@@ -23,6 +23,7 @@ NETWORKS = ("timm/convnext_atto", "timm/vit_tiny_patch16_dinov3_qkvb")
 OPTIMIZER = {
     "name": "adamw", "lr": 1e-3, "weight_decay": 0.02, "schedule": "one_cycle", "peak_at": 0.2, "clip_norm": 1.0,
 }  # fmt: skip
+TASKS = ("segment", "text", "classify")
 MOST_DIGITS = 6
 
 
@@ -83,11 +84,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("backbones"), help="folder of data, runs and curves.png")
     parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--tasks", nargs="+", default=TASKS, choices=TASKS)
     parser.add_argument("--procs", type=int, help="processes; the curves are equal for any number")
     args = parser.parse_args()
-    found = tasks(args.out.absolute())
-    figure, axes = plt.subplots(1, len(found), figsize=(13, 3.6), layout="constrained")
-    for axis, (title, (preset, own, metric, settings)) in zip(axes, found.items(), strict=True):
+    found = {title: task for title, task in tasks(args.out.absolute()).items() if title.partition(":")[0] in args.tasks}
+    figure, axes = plt.subplots(1, len(found), figsize=(4.4 * len(found), 3.6), layout="constrained", squeeze=False)
+    for axis, (title, (preset, own, metric, settings)) in zip(axes[0], found.items(), strict=True):
         for network in (own, *NETWORKS):
             run_dir = args.out / f"{preset.partition('/')[0]}-{network.rpartition('/')[2]}"
             if not (run_dir / "result.json").exists():
