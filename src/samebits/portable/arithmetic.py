@@ -18,6 +18,8 @@ from samebits.portable.randomness import in_torch_init
 VERSION = "portable v1"
 
 _entered: ExitStack | None = None  # by the thread that trains
+_set_flush_denormal = torch.set_flush_denormal
+_set_num_threads = torch.set_num_threads
 
 
 class _Here(threading.local):
@@ -73,10 +75,12 @@ class _Switches:
             setattr(switches, name, False)
         self._resets.enter_context(in_python_math())
         self._resets.enter_context(in_torch_init())
-        self._resets.callback(setattr, torch, "set_flush_denormal", torch.set_flush_denormal)
-        torch.set_flush_denormal(False)
-        torch.set_flush_denormal = _keep_denormal  # type: ignore[assignment]  # another name
-        _check_denormal_numbers()
+        for name, function in (
+            ("set_flush_denormal", _keep_denormal),
+            ("set_num_threads", _set_checked_threads),
+        ):
+            self._resets.callback(setattr, torch, name, getattr(torch, name))
+            setattr(torch, name, function)
 
 
 _switches = _Switches()
@@ -92,8 +96,18 @@ def _keep_denormal(mode: bool) -> bool:
     return True
 
 
+def _set_checked_threads(num_threads: int) -> None:
+    """`torch.set_num_threads`. Threads that were idle since before may have a flag that flushes denormal numbers."""
+    _set_num_threads(num_threads)
+    if is_portable():
+        _check_denormal_numbers()
+
+
 def _check_denormal_numbers() -> None:
-    """Check all threads of torch: a flag that flushes denormal numbers is inherited by threads, also from libraries."""
+    """Check the threads that torch has for this one: they inherit its flag when they start, also from libraries.
+
+    Each thread of the script has others, and each of these gets an equal share of so many values.
+    """
     smallest = torch.full((torch.get_num_threads() << 15,), 1e-40)
     if not bool((smallest * 1.0).all()):
         raise ConfigError(
@@ -114,6 +128,9 @@ def portable_arithmetic(mode: PortableMode | None = None) -> Iterator[None]:
         ConfigError: Inside, at an operation that has no portable form.
     """
     with _switches(), mode or PortableMode():
+        if not _here.depth:
+            _set_flush_denormal(False)  # of this thread
+            _check_denormal_numbers()
         _here.depth += 1
         try:
             yield

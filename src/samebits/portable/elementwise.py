@@ -293,19 +293,15 @@ def _affine_grid(theta: Tensor, size: Sequence[int], corners: bool) -> Tensor:
 
 
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
-    norms = reductions.norm(v, 2, _others(v, dim), keepdim=True)
+    norms = reductions.norm(v, 2, reductions.others(v, dim), keepdim=True)
     return v * (g / norms), norms
 
 
 def _weight_norm_backward(
     grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int
 ) -> tuple[Tensor, Tensor]:
-    along = exact_sum(grad * v, _others(v, dim), keepdim=True).to(v.dtype)
+    along = exact_sum(grad * v, reductions.others(v, dim), keepdim=True).to(v.dtype)
     return g / norms * (grad - v * (along / (norms * norms))), along / norms
-
-
-def _others(x: Tensor, dim: int) -> list[int]:
-    return [each for each in range(x.dim()) if each != dim % x.dim()]
 
 
 def _nansum(

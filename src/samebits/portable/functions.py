@@ -58,18 +58,10 @@ def _elementwise(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Ten
     def compute(x: Tensor) -> Tensor:
         if x.numel() <= _CHUNK:
             return function(x.double()).to(x.dtype)
-        dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
-        result = (
-            torch.empty_like(x)
-            if dense
-            else torch.empty_like(x, memory_format=torch.contiguous_format)
-        )
-        # The same places of both, in the order of memory.
-        source = x.as_strided((x.numel(),), (1,)) if dense else x.reshape(-1)
-        target = result.as_strided((x.numel(),), (1,))
-        for start in range(0, x.numel(), _CHUNK):
-            part = source[start : start + _CHUNK]
-            target[start : start + _CHUNK] = function(part.double())
+        result = torch.empty_like(x)
+        step = max(1, _CHUNK * len(x) // x.numel())
+        for start in range(0, len(x), step):
+            result[start : start + step] = function(x[start : start + step].double())
         return result
 
     return compute

@@ -115,23 +115,21 @@ def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
     pool_backward = getattr(aten, f"avg_pool{num_dims}d_backward")
 
     def divisor(
-        x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool,
-        count_include_pad: bool, given: int | None,
+        out: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+        ceil_mode: bool, count_include_pad: bool, given: int | None,
     ) -> Tensor | float:  # fmt: skip
         if given is not None:
             return float(given)
         if not ceil_mode and (count_include_pad or not any(padding)):
             return float(math.prod(per_dim(kernel, num_dims)))
-        size = x.shape[-num_dims:]
-        own = per_dim(padding, num_dims)
-        ones = x.new_ones(1, 1, *size)
-        counts: Tensor = pool(ones, kernel, stride, padding, ceil_mode, True, 1)
-        if count_include_pad and any(padding):
-            wide = x.new_ones(1, 1, *(n + 2 * p for n, p in zip(size, own, strict=True)))
-            wide = pool(wide, kernel, stride, 0, ceil_mode, True, 1)
-            # Padding may add windows, which begin behind the image.
-            counts = wide[tuple(map(slice, counts.shape))]
-        return counts[0, 0]
+        size = list(x.shape[-num_dims:])
+        if count_include_pad:
+            size = [n + 2 * p for n, p in zip(size, per_dim(padding, num_dims), strict=True)]
+            padding = [0]
+        counts = pool(x.new_ones(1, 1, *size), kernel, stride, padding, ceil_mode, True, 1)
+        # Padding may add windows, which begin behind the image.
+        inside: Tensor = counts[0, 0][tuple(map(slice, out.shape[-num_dims:]))]
+        return inside
 
     def forward(
         x: Tensor, kernel: Sequence[int], stride: Sequence[int] = (), padding: Sequence[int] = (0,),
@@ -139,15 +137,15 @@ def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
     ) -> Tensor:  # fmt: skip
         terms = math.prod(per_dim(kernel, num_dims))
         sums = on_grid(x, terms, lambda q: pool(q, kernel, stride, padding, ceil_mode, True, 1))
-        count = divisor(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
-        return over(sums, count)
+        rule = (kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        return over(sums, divisor(sums, x, *rule))
 
     def backward(
         g: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool,
         count_include_pad: bool, divisor_override: int | None,
     ) -> Tensor:  # fmt: skip
-        count = divisor(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
-        g = over(g, count)
+        rule = (kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        g = over(g, divisor(g, x, *rule))
         wide = x.double()
         with in_any_order():
             return on_grid(

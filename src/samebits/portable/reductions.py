@@ -25,6 +25,11 @@ def dims_of(x: Tensor, dim: Dims) -> list[int]:
     return [each % x.dim() for each in ([dim] if isinstance(dim, int) else dim)]
 
 
+def others(x: Tensor, dim: int) -> list[int]:
+    """Return all dimensions but one."""
+    return [each for each in range(x.dim()) if each != dim % x.dim()]
+
+
 def sum_(
     x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -94,7 +99,7 @@ def batch_norm(
         inverse = rsqrt(running_var + eps)
         empty = x.new_empty(0)
         return _scaled(x - _wide(center, x.dim()), inverse, weight, bias), empty, empty
-    dims = [i for i in range(x.dim()) if i != 1]
+    dims = others(x, 1)
     n = x.numel() // x.shape[1]
     deviation, *statistics, inverse = _statistics(x, dims, eps)
     center, variance, inverse = (each.view(-1) for each in (*statistics, inverse))
@@ -135,20 +140,25 @@ def batch_norm_backward(
         inverse = rsqrt(running_var + eps)
     assert center is not None
     assert inverse is not None
-    dims = [i for i in range(x.dim()) if i != 1]
+    dims = others(x, 1)
     n = x.numel() // x.shape[1]
     normal = (x - _wide(center, x.dim())).mul_(_wide(inverse, x.dim()))
-    sum_g = exact_sum(g, dims)
-    sum_gx = exact_sum(g * normal, dims)
+    sum_g = exact_sum(g, dims, keepdim=True)
+    sum_gx = exact_sum(g * normal, dims, keepdim=True)
     gradient = None
     if mask[0]:
         scale = _wide(inverse if weight is None else inverse * weight, x.dim())
         if training:
-            gradient = g - _wide(over(sum_g, n).float(), x.dim())
-            gradient.sub_(normal.mul_(_wide(over(sum_gx, n).float(), x.dim()))).mul_(scale)
+            gradient = _centered(g, normal, sum_g, sum_gx, n).mul_(scale)
         else:
             gradient = g * scale
-    return gradient, sum_gx.float() if mask[1] else None, sum_g.float() if mask[2] else None
+    of_weight, of_bias = (each.float().view(-1) for each in (sum_gx, sum_g))
+    return gradient, of_weight if mask[1] else None, of_bias if mask[2] else None
+
+
+def _centered(g: Tensor, normal: Tensor, sum_g: Tensor, sum_gx: Tensor, n: int) -> Tensor:
+    """Take from gradients of normalized values what mean and variance take, from the sums over n values."""
+    return (g - over(sum_g, n).float()).sub_(normal * over(sum_gx, n).float())
 
 
 def layer_norm(
@@ -178,9 +188,8 @@ def layer_norm_backward(
     gradient = None
     if mask[0]:
         inner = g if weight is None else g * weight
-        mean_g = over(exact_sum(inner, dims, keepdim=True), n).float()
-        mean_gx = over(exact_sum(inner * normal, dims, keepdim=True), n).float()
-        gradient = (inner - mean_g).sub_(normal * mean_gx).mul_(inverse)
+        sum_g, sum_gx = (exact_sum(x, dims, keepdim=True) for x in (inner, inner * normal))
+        gradient = _centered(inner, normal, sum_g, sum_gx, n).mul_(inverse)
     of_weight = exact_sum(g * normal, others).float() if mask[1] else None
     return gradient, of_weight, exact_sum(g, others).float() if mask[2] else None
 

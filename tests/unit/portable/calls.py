@@ -7,6 +7,7 @@ get the arguments of the one that returns new tensors.
     python -m tests.unit.portable.calls 25               # of all
 """
 
+import argparse
 import json
 import sys
 import types
@@ -226,11 +227,11 @@ def _plain(x: Tensor) -> Tensor:
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
 
 
-def main(most: int, names: Sequence[str]) -> None:
+def main(most: int, names: Sequence[str], share: tuple[int, int] = (0, 1)) -> None:
     """Print, as JSON, how many samples were computed, which overloads were reached, and what was wrong."""
     torch.manual_seed(0)
     mode = Compared()
-    operations = [each for each in op_db() if not names or each.name in names]
+    operations = [each for each in op_db() if not names or each.name in names][share[0] :: share[1]]
     computed = run_all(operations, TYPES, most, mode)
     with portable_arithmetic():
         reached = {each.name() for each in mode.calls} | agree(mode)
@@ -239,4 +240,9 @@ def main(most: int, names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("most", type=int, nargs="?", default=25)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--share", type=int, nargs=2, default=(0, 1), help="each n-th operation, from the i-th on")
+    options = parser.parse_args()
+    main(options.most, options.names, tuple(options.share))

@@ -1,7 +1,6 @@
 """Doors through which a script reaches torch and Python: each leads to portable arithmetic, or to a refusal by name."""
 
 import math
-import os
 import random
 import struct
 import subprocess
@@ -155,22 +154,62 @@ def test_denormal_numbers_are_kept() -> None:
         assert (torch.tensor(1e-40) * 1).item() > 0
 
 
-def test_a_flag_from_before_is_taken_back_or_refused() -> None:
-    code = """
-import torch
-torch.set_flush_denormal(True)
-if "early" == {when!r}: torch.ones(1 << 20).mul(2)
+FLAG = """
+import threading, torch
+from samebits.errors import ConfigError
 from samebits.portable.arithmetic import portable_arithmetic
-with portable_arithmetic():
-    print(bool((torch.full((1 << 20,), 1e-40) * 1 > 0).all()))  # in all threads
+LARGE = torch.full((1 << 20,), 1e-40)
+torch.set_num_threads(2)
+torch.set_flush_denormal({flag})
+{before}
+def compute():
+    with portable_arithmetic():
+        {inside}
+        return bool((LARGE * 1 > 0).all())  # in both threads
+try:
+    print({run})
+except ConfigError as error:
+    print(error)
 """
-    # A thread that torch has started before keeps the flag, and is refused; torch may also start others for the check.
-    for when, expected in (("late", {"True"}), ("early", {"True", "without denormal numbers"})):
-        variables = {"OMP_NUM_THREADS": "2"}
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(when=when)], env=os.environ | variables, capture_output=True, text=True
-        )
-        assert any(text in done.stdout + done.stderr for text in expected)
+OTHER_THREAD = """
+kept = []
+def thread():
+    torch.set_flush_denormal(True)
+    begin.wait()
+    kept.append(compute())
+begin = threading.Event()
+other = threading.Thread(target=thread)
+other.start()
+"""
+REFUSED = "config error: a thread of torch computes without denormal numbers"
+
+
+@pytest.mark.parametrize(
+    ("flag", "before", "inside", "run", "expected"),
+    [
+        # torch starts its second thread inside, without the flag.
+        (True, "", "", "compute()", "True"),
+        (True, "LARGE * 1", "", "compute()", REFUSED),
+        (False, "LARGE * 1", "", "compute()", "True"),
+        # Its second thread has the flag and waits until there are two again.
+        (True, "LARGE * 1; torch.set_num_threads(1)", "", "compute()", "True"),
+        (True, "LARGE * 1; torch.set_num_threads(1)", "torch.set_num_threads(2)", "compute()", REFUSED),
+        # The flag of another thread of the script, which enters later.
+        (
+            False,
+            OTHER_THREAD,
+            "if not begin.is_set(): begin.set(); other.join()",
+            "(compute(), *kept)",
+            "(True, True)",
+        ),
+    ],
+)
+def test_a_flag_from_before_is_taken_back_or_refused(
+    flag: bool, before: str, inside: str, run: str, expected: str
+) -> None:
+    code = FLAG.format(flag=flag, before=before, inside=inside or "pass", run=run)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.startswith(expected), done.stderr
 
 
 REST = [7.5, -7.5, 1e30, 3e-39, 1e-45, -2.0, 0.3, 5e-40]
