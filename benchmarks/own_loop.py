@@ -2,11 +2,16 @@
 
     python -m benchmarks.own_loop
     python -m benchmarks.own_loop --procs 2 --models cnn --steps 100
+    python -m benchmarks.own_loop --repetition 20      # what the repeated micro-batch of some steps costs
 
 Both loops run in the same processes and take turns after each step, so other programs affect both alike. Prints medians
 over the steps, the median of the ratios of neighboring steps, and the ratio of rank 0's CPU time, which other programs
 affect less. Peak memory (RSS) is measured in processes that run
 one of the loops only. CPU, gloo, one thread for each process, one micro-batch of 16 samples a rank.
+
+`--repetition N`: N pairs of epochs of 100 steps on one process, with and without the repetition that begins with the
+first step of a process, in turn. Prints the median of what they cost, and the quartiles, for 1 and 4 micro-batches a
+step.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import samebits
 from samebits.cluster.address import ReservedPort
+from samebits.own_loop.habits import RepeatCheck
 
 MICRO_BATCH = 16
 MODELS = {"cnn": (1, 28), "resnet18-64": (3, 64)}  # channels, pixels
@@ -93,6 +99,45 @@ def worker(rank: int, procs: int, port: int, name: str, forms: tuple[str, ...], 
     dist.destroy_process_group()
 
 
+def repetition(name: str, num_micro_batches: int, num_pairs: int) -> list[float]:
+    """Return what the repetitions of an epoch of 100 steps cost, as fractions of the epoch's CPU time, by pair.
+
+    Only the steps with a repetition differ. Each is compared with the same step without it, so the noise of the others
+    does not count.
+    """
+    torch.set_num_threads(1)
+    channels, size = MODELS[name]
+    num_samples = 100 * MICRO_BATCH * num_micro_batches
+    data = TensorDataset(torch.randn(num_samples, channels, size, size), torch.arange(num_samples) % 10)
+    loops = []
+    for _ in range(2):
+        model = network(name)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+        loaded = DataLoader(data, batch_size=MICRO_BATCH, shuffle=True)
+        loops.append(samebits.exact(model, optimizer, loaded, global_batch=MICRO_BATCH * num_micro_batches))
+    costs = []
+    for number in range(num_pairs + 1):
+        seconds: list[list[float]] = [[], []]
+        looking: list[int] = []
+        for has_repetition in (number % 2, 1 - number % 2):
+            model, optimizer, loader = loops[has_repetition]
+            loader.loop.repeat = RepeatCheck() if has_repetition else None
+            start = time.process_time()
+            for x, y in loader:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                if loader.sync_gradients:
+                    seconds[has_repetition].append(time.process_time() - start)
+                    start = time.process_time()
+                    if has_repetition and loader.loop.repeat.is_looking:
+                        looking.append(len(seconds[1]) - 1)
+        if number:  # the first pair allocates
+            more = sum(seconds[1][step] - seconds[0][step] for step in looking)
+            costs.append(more / (len(seconds[0]) * statistics.median(seconds[0])))
+    return costs
+
+
 def measure(procs: int, name: str, forms: tuple[str, ...], num_steps: int) -> tuple[dict[str, list[float]], float]:
     """Return the seconds of each step by form, and rank 0's peak memory in MiB."""
     answers: SimpleQueue[Any] = mp.get_context("spawn").SimpleQueue()
@@ -106,8 +151,17 @@ def main() -> None:
     parser.add_argument("--procs", type=int, default=2)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--repetition", type=int, default=0, metavar="PAIRS")
     arguments = parser.parse_args()
-    for name in arguments.models:
+    for name in arguments.models if arguments.repetition else ():
+        for num in (1, 4):
+            costs = repetition(name, num, arguments.repetition)
+            low, median, high = (f"{each:.2%}" for each in statistics.quantiles(costs, n=4))
+            print(
+                f"{name}, {num} micro-batches a step: repetitions cost {median} ({low} to {high}) of CPU time",
+                flush=True,
+            )
+    for name in () if arguments.repetition else arguments.models:
         seconds, _ = measure(arguments.procs, name, FORMS, arguments.steps)
         usual_s, exact_s = (statistics.median(seconds[form]) for form in FORMS)
         ratio = statistics.median(
