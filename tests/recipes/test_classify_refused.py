@@ -49,7 +49,7 @@ CASES: dict[str, Refused] = {}
 for parts in (
     ("training_set", "test_set"), ("seg_train", "seg_test", "seg_pred"), ("fold_1", "fold_2", "fold_3"),
     ("Train Images", "Val Images"), ("split0", "split1"), ("test", "train"), ("test", "train", "val"),
-    ("Training", "Eval"), ("train", "validation", "valid"), ("val", "test"), ("train",),
+    ("Training", "Eval"), ("train", "validation", "valid"), ("val", "test"), ("train",), ("dev", "holdout"),
 ):  # fmt: skip
     chosen = {
         ("test", "train"): "train={root}/train data.eval={root}/test",
@@ -75,12 +75,12 @@ for parts in (("train", "test"), ("training", "validation"), ("fold1", "fold2"))
         classes=["cat", "dog"],
     )
 # A column of a CSV file that means something else.
-for join in ("|", "; ", ",", " ", " + "):
+for join in ("|", "; ", ",", " ", " + ", "/", " & "):
     CASES[f"labels joined by {join!r}"] = Refused(
         "looks like several labels of an image", [*FILES, "c.jpg", "d.jpg"],
         [*LINES, f'c.jpg,"a{join}b"', f'd.jpg,"b{join}a"'], (("given", "2 such classes, with 2 images"),), ["a", "b"],
     )  # fmt: skip
-for low, high in (("0.0", "1.0"), ("2.0", "10.0"), ("1.00", "2.00")):
+for low, high in (("0.0", "1.0"), ("2.0", "10.0"), ("1.00", "2.00"), ("3.000", "4.0")):
     CASES[f"numbers {low} {high}"] = Refused(
         "are numbers with a point", csv=[f"{name},{low if name[0] == 'a' else high}" for name in FILES]
     )
@@ -128,14 +128,14 @@ CASES |= {
     "a link to the disk": Refused("points to /", ["a/1.jpg", "b/1.jpg"], links=(("a/all", "/"),)),
     "a link to the system": Refused("points to /", ["a/1.jpg", "b/1.jpg"], links=(("a/all", "/proc"),)),
 }  # fmt: skip
-for name in ("tulips\u200b", "tul\xadips", "\ufefftulips", "tulips\x00"):
+for name in ("tulips\u200b", "tul\xadips", "\ufefftulips", "tulips\x00", "tulips\u2060"):
     CASES[f"invisible in {name!a}"] = Refused(
         "invisible character|is not UTF-8", csv=["path,label", "a0.jpg,tulips", f"b0.jpg,{name}"]
     )
-for one, other in (("é", "e\u0301"), ("red rose", "red\xa0rose"), ("7", "07")):
+for one, other in (("é", "e\u0301"), ("red rose", "red\xa0rose"), ("7", "07"), ("red rose", "red  rose")):
     shown = (("given", f"{one!a} and {other!a}"),)
-    CASES[f"alike {one!a}"] = Refused("look the same", csv=[f"a0.jpg,{one}", f"b0.jpg,{other}"], slots=shown)
-    CASES[f"alike folders {one!a}"] = Refused("look the same", folders(one, other))
+    CASES[f"alike {one!a} {other!a}"] = Refused("look the same", csv=[f"a0.jpg,{one}", f"b0.jpg,{other}"], slots=shown)
+    CASES[f"alike folders {one!a} {other!a}"] = Refused("look the same", folders(one, other))
 
 
 def listed(root: Path, **data: Any) -> dict[str, Any]:
