@@ -19,6 +19,7 @@ from torch.utils.data import (
 
 import samebits
 from samebits.errors import CheckpointError, TrainError
+from samebits.own_loop import current
 from tests.unit.own_loop.loops import Loop, batches, data_loader, dataset, network
 
 pytestmark = pytest.mark.usefixtures("no_repetition")
@@ -200,3 +201,12 @@ def test_a_position_with_a_text_or_below_0_is_refused(step: object) -> None:
     loader = loader_of(data_loader())
     with pytest.raises(CheckpointError, match="not one of an exact loader"):
         loader.load_state_dict({**loader.state_dict(), "step": step})
+
+
+@pytest.mark.parametrize(
+    ("name", "is_compared"), [("scale", True), ("_torchdynamo_wrapper_id", False), ("training", False)]
+)
+def test_attributes_that_forward_sets_are_compared_and_those_of_torch_are_not(name: str, is_compared: bool) -> None:
+    model = network()
+    setattr(model[0], name, True)
+    assert (f"0.{name}" in current._attributes([model])) is is_compared
