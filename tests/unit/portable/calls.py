@@ -5,9 +5,12 @@ get the arguments of the one that returns new tensors.
 
     python -m tests.unit.portable.calls 3 add sub        # at most 3 samples of each type of these operations
     python -m tests.unit.portable.calls 25               # of all
+    python -m tests.unit.portable.calls 2 --keep FILE    # and keep calls of those that are portable as they are
+    python -m tests.unit.portable.calls --hash FILE      # compute these, and print a hash of each operation's results
 """
 
 import argparse
+import hashlib
 import json
 import sys
 import types
@@ -227,12 +230,51 @@ def _plain(x: Tensor) -> Tensor:
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
 
 
-def main(most: int, names: Sequence[str], share: tuple[int, int] = (0, 1)) -> None:
+PLAIN = (Tensor, complex, float, int, str, type(None), torch.dtype)
+
+
+def keep(mode: Compared, path: str) -> None:
+    """Write the calls of operations that are portable as they are, so that other processes have the same values."""
+    torch.save(
+        [
+            (func.name(), args, kwargs)
+            for func, kept in mode.calls.items()
+            if form_name(func) in AS_IT_IS and not any(each in func.name() for each in OTHER_VALUES.split())
+            for args, kwargs in kept
+            if all(isinstance(each, PLAIN) for each in tree_leaves((args, kwargs)))
+        ],
+        path,
+    )
+
+
+def hash_results(path: str) -> dict[str, str]:
+    """Compute kept calls, as torch does, and again with denormal numbers; return a hash for each operation."""
+    hashes: dict[str, Any] = {}
+    for name, args, kwargs in torch.load(path, weights_only=False):
+        base, _, overload = name.removeprefix("aten::").partition(".")
+        func = getattr(getattr(torch.ops.aten, base), overload or "default")
+        for scale in (1.0, 2.0**-130):
+            given = tree_map(lambda x, s=scale: x * s if isinstance(x, Tensor) and x.is_floating_point() else x, args)
+            try:
+                results = tensors(func(*given, **kwargs))
+            except RuntimeError:  # boxes and bounds without a size
+                continue
+            found = hashes.setdefault(name, hashlib.sha256())
+            for each in results:
+                # The sign of NaN does not count.
+                plain = torch.where(each.isnan(), torch.nan, each) if each.is_floating_point() else each
+                found.update(bytes(plain.contiguous().view(-1).view(torch.uint8).tolist()))
+    return {name: each.hexdigest()[:12] for name, each in hashes.items()}
+
+
+def main(most: int, names: Sequence[str], share: tuple[int, int] = (0, 1), path: str | None = None) -> None:
     """Print, as JSON, how many samples were computed, which overloads were reached, and what was wrong."""
     torch.manual_seed(0)
     mode = Compared()
     operations = [each for each in op_db() if not names or each.name in names][share[0] :: share[1]]
     computed = run_all(operations, TYPES, most, mode)
+    if path is not None:
+        keep(mode, path)
     with portable_arithmetic():
         reached = {each.name() for each in mode.calls} | agree(mode)
     forms = {form_name(each) for each in overloads() if each.name() in reached}
@@ -244,5 +286,10 @@ if __name__ == "__main__":
     parser.add_argument("most", type=int, nargs="?", default=25)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--share", type=int, nargs=2, default=(0, 1), help="each n-th operation, from the i-th on")
+    parser.add_argument("--keep", metavar="FILE")
+    parser.add_argument("--hash", metavar="FILE")
     options = parser.parse_args()
-    main(options.most, options.names, tuple(options.share))
+    if options.hash:
+        print(json.dumps(hash_results(options.hash)))
+    else:
+        main(options.most, options.names, tuple(options.share), options.keep)

@@ -1,0 +1,41 @@
+"""Operations that are portable as they are have the same bits with other vector instructions and threads."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SOME = (
+    "abs neg floor round frac where clamp maximum sort topk cumsum max argmax index_select gather masked_fill isnan "
+    "nn.functional.leaky_relu nn.functional.softshrink nn.functional.max_pool2d nn.functional.hardtanh nan_to_num frexp"
+)
+NO_AVX2 = {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-AVX512F"}
+ENVIRONMENTS = (
+    {"OMP_NUM_THREADS": "1"},
+    {"ATEN_CPU_CAPABILITY": "avx2"},
+    {"ATEN_CPU_CAPABILITY": "default", **NO_AVX2},
+)
+
+
+def run(*arguments: str, **variables: str) -> str:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.unit.portable.calls", *arguments]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2_000:]
+    return done.stdout.splitlines()[-1]
+
+
+def hashes(folder: Path, *arguments: str) -> list[dict[str, str]]:
+    path = str(folder / "calls")
+    run(*arguments, "--keep", path)
+    return [json.loads(run("--hash", path, **variables)) for variables in ENVIRONMENTS]
+
+
+def differences(found: list[dict[str, str]]) -> list[str]:
+    return [name for name, each in found[0].items() if any(other.get(name) != each for other in found[1:])]
+
+
+def test_some_operations_have_the_same_bits(tmp_path: Path) -> None:
+    found = hashes(tmp_path, "2", *SOME.split())
+    assert not differences(found)
+    assert {"aten::floor", "aten::leaky_relu", "aten::topk"} <= {*found[0]}
