@@ -89,11 +89,11 @@ def report_tampered(chosen: list[Tamper], folder: Path, rows: list[tuple[str, st
 
 def report_audits(verdicts: list[Verdict], rows: list[tuple[str, str, str]]) -> bool:
     """Choose segments of the tampered runs by random challenges, and compare how often a changed one is among them."""
-    by_replay = [each for each in verdicts if set(each.assigned) - set(each.replayed) and not each.mismatches]
+    by_replay = [each for each in verdicts if set(each.chosen) - set(each.replayed) and not each.mismatches]
     found, expected, variance = 0, 0.0, 0.0
     for number in range(NUM_AUDITS):
         verdict = by_replay[number % len(by_replay)]
-        changed = set(verdict.assigned) - set(verdict.replayed)
+        changed = set(verdict.chosen) - set(verdict.replayed)
         chosen = choose(verdict.segments, SHARE, f"{verdict.root} {number}")
         found += bool(changed & set(chosen))
         probability = 1 - escape_probability(len(verdict.segments), len(chosen), len(changed))

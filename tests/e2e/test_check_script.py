@@ -11,7 +11,8 @@ import pytest
 from samebits.cli.main import run
 from samebits.own_loop.text import is_script
 from samebits.replay import check_script
-from samebits.replay.check_script import _compare, _Outcome
+from samebits.replay.check_script import Outcome, _compare
+from samebits.replay.trace import MicroTrace, StepTrace, Trace
 from tests.runs import ROOT, TINY, samebits
 
 AGAIN, TWO, _ = check_script._OTHERS
@@ -120,9 +121,14 @@ def test_a_script_that_makes_its_process_group_is_checked(tmp_path: Path, check:
     ],
 )
 def test_what_differs_on_two_processes_is_named(settings: int, num_steps: int, samples: str, kind: str) -> None:
-    states = [{"weight": str(step)} for step in range(3)]
-    alone = _Outcome({"0.7": "s"}, states, {"global_batch": 24})
-    found = _compare(alone, _Outcome({"0.7": samples}, states[:num_steps], {"global_batch": settings}), TWO)
+    def outcome(settings: int, num_steps: int, samples: str) -> Outcome:
+        steps = {
+            str(step): StepTrace({"0": MicroTrace({"7": samples})}, weights={"weight": str(step)})
+            for step in range(num_steps)
+        }
+        return Outcome(Trace(steps=steps), {"global_batch": settings})
+
+    found = _compare(outcome(24, 3, "s"), outcome(settings, num_steps, samples), TWO)
     assert (found.kind if found else "") == kind
     assert found is None or found.what.endswith("2 processes")
 

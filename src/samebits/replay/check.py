@@ -21,6 +21,7 @@ from samebits.process_range import ProcessRange
 from samebits.replay.compare import merge_ranks
 from samebits.replay.judge import Finding, Outcome, judge, not_portable, num_portable
 from samebits.replay.probe import probe
+from samebits.replay.trace import Trace
 from samebits.replay.trial import TIMEOUT_S, TIMEOUTS, Trial, run_trial
 
 # Trials of several processes on this machine: the bits of a world do not depend on its device, so one GPU serves all.
@@ -122,8 +123,8 @@ def _outcome(trial: Trial, answers: list[Any]) -> Outcome:
         )
         line = first.get("line")
         return Outcome(trial, None, first["error"], (line[0], line[1]) if line else None)
-    record, ranks = merge_ranks(answers)
-    return Outcome(trial, record, ranks=ranks)
+    trace, ranks = merge_ranks([Trace.from_plain(answer) for answer in answers])
+    return Outcome(trial, trace, ranks=ranks)
 
 
 @contextmanager

@@ -19,7 +19,9 @@ from samebits import scratch
 from samebits.errors import ConfigError
 from samebits.portable.mode import LIST_OPERATIONS
 from samebits.replay.check import Report
+from samebits.replay.compare import SAMPLES, first_difference, merge_ranks
 from samebits.replay.judge import Finding, not_portable, num_portable
+from samebits.replay.trace import Trace
 
 NUM_STEPS = 6
 TIMEOUT_S = 300.0
@@ -57,11 +59,10 @@ _OTHERS = (_AGAIN, ScriptWorld("2 processes", 2), ScriptWorld("3 processes", 3))
 
 
 @dataclass(frozen=True)
-class _Outcome:
-    """The first steps of a script in one world, the samples of all ranks together."""
+class Outcome:
+    """The first steps of a script in one world, of all ranks together."""
 
-    samples: dict[str, str]
-    states: list[dict[str, int]]
+    trace: Trace
     settings: dict[str, int]
     has_moved: bool = True  #: Whether a step has changed a parameter.
     operations: dict[str, Any] | None = None
@@ -69,7 +70,7 @@ class _Outcome:
     @property
     def first_step(self) -> int:
         """The first step that it made."""
-        return min((int(name.split(".")[0]) for name in self.samples), default=0)
+        return min(map(int, self.trace.steps), default=0)
 
 
 _NOTHING = Finding(
@@ -97,7 +98,7 @@ def check_script(
     command = [script, *arguments]
     with scratch.scratch_folder(Path(tempfile.gettempdir())) as folder:
         progress(FIRST.name, 0, total)
-        reference = _outcome(observe(command, FIRST, folder / "0"))
+        reference = observe(command, FIRST, folder / "0")
         operations = reference.operations
         passed = [num_portable(operations)] if operations else []
         findings = not_portable(operations) if operations else []
@@ -105,8 +106,7 @@ def check_script(
             findings.append(_NOTHING)
         for number, world in enumerate(() if findings else _OTHERS, start=1):
             progress(world.name, number, total)
-            records = observe(command, world, folder / str(number))
-            finding = _compare(reference, _outcome(records), world)
+            finding = _compare(reference, observe(command, world, folder / str(number)), world)
             if finding is None:
                 passed.append(world.name)
             else:
@@ -122,8 +122,8 @@ def observe(
     folder: Path,
     num_steps: int = NUM_STEPS,
     purpose: str = "check",
-) -> list[dict[str, Any]]:
-    """Run the first steps of a script in a world, and return the record of each rank; see `ScriptTrial`.
+) -> Outcome:
+    """Run the first steps of a script in a world, and return what all ranks have computed; see `ScriptTrial`.
 
     Args:
         command: The script and its arguments.
@@ -164,7 +164,8 @@ def observe(
         _end(process)
     files = [folder / f"rank-{rank}.json" for rank in range(world.procs)]
     records = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
-    if len(records) < len(files) or process.returncode or not records[0]["states"]:
+    traces = [Trace.from_plain(each.pop("trace")) for each in records]
+    if len(records) < len(files) or process.returncode or not traces[0].steps:
         tail = "\n".join(_without_report((errors or output).strip().splitlines())[-TAIL_LINES:])
         raise ConfigError(
             f"{script} failed, or made no exact step, on {world.name} (exit code {process.returncode})",
@@ -174,13 +175,7 @@ def observe(
             if _own_ranks(script)
             else f"Run it without this command; it has to train {num_steps} steps by samebits.exact.",
         )
-    return records
-
-
-def _outcome(records: list[dict[str, Any]]) -> _Outcome:
-    samples = {name: value for record in records for name, value in record["samples"].items()}
-    names = ("states", "settings", "has_moved", "operations")
-    return _Outcome(samples, *(records[0][name] for name in names))
+    return Outcome(merge_ranks(traces)[0], **records[0])
 
 
 def _own_ranks(script: str) -> str:
@@ -209,7 +204,7 @@ def _without_report(lines: list[str]) -> list[str]:
     return list(takewhile(lambda line: TORCHRUN_LOG not in line, lines)) or lines
 
 
-def _compare(one: _Outcome, other: _Outcome, world: ScriptWorld) -> Finding | None:
+def _compare(one: Outcome, other: Outcome, world: ScriptWorld) -> Finding | None:
     """Return the first difference between two worlds; None if all is equal."""
     differing = [name for name in one.settings if one.settings[name] != other.settings.get(name)]
     if differing:
@@ -227,25 +222,17 @@ def _compare(one: _Outcome, other: _Outcome, world: ScriptWorld) -> Finding | No
             "Within the steps of a trial, the script saves a checkpoint, and its next start loads it.",
             "Give the command an argument of the script, after --, with which it neither saves nor loads.",
         )
-    step_of_samples = min(
-        (
-            int(name.split(".")[0])
-            for name in one.samples
-            if one.samples[name] != other.samples.get(name)
-        ),
-        default=NUM_STEPS,
-    )
-    for step, (mine, its) in enumerate(zip(one.states, other.states, strict=False)):
-        if step_of_samples == step:
-            return _finding(f"samples of step {step} differ on {world.name}", world, is_data=True)
-        names = [name for name in mine if mine[name] != its.get(name)]
-        if names or mine.keys() != its.keys():
-            first = names[0] if names else sorted(mine.keys() ^ its.keys())[0]
-            what = f"{first} differs after step {step} on {world.name}, with equal samples"
-            return _finding(what, world, is_data=False)
-    if len(one.states) != len(other.states):
+    if (found := first_difference(one.trace, other.trace)) is not None:
+        if found.stage == SAMPLES:
+            what = f"samples of step {found.step} differ on {world.name}"
+        else:
+            what = (
+                f"{found.name} differs after step {found.step} on {world.name}, with equal samples"
+            )
+        return _finding(what, world, is_data=found.stage == SAMPLES)
+    if len(one.trace.steps) != len(other.trace.steps):
         return Finding(
-            f"the script made {len(one.states)} steps on 1 process and {len(other.states)} on {world.name}",
+            f"the script made {len(one.trace.steps)} steps on 1 process and {len(other.trace.steps)} on {world.name}",
             "the number of steps depends on the number of processes",
             "The loop counts bodies, whose number depends on the processes, or samples of its rank.",
             "Count steps: loader.step, len(loader), if loader.sync_gradients: ...",

@@ -1,179 +1,46 @@
-"""Digests of what a step computes, and the first difference between the records of two trials."""
+"""The first difference between two trainings: step, part of the step, micro-batch, and module or tensor.
 
-import hashlib
-import threading
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+    for each step       samples
+      micro-batches     forward -> loss -> backward
+      then              gradients -> buffers, weights, optimizer state
+    at the end          evaluation
 
+In the forward pass of the same modules, the first input or output that differs counts. Between other modules, the first
+call is searched whose inputs occur in both, and whose output does not; then the same among the calls inside of it. A
+value counts as equal wherever the other one has it, so that renamed, split or reordered modules count only if they
+change a value that others use.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch import Tensor
 
-from samebits.bits import as_bytes, plain_in, tensors_in
-from samebits.parallel.checksum import checksums
+from samebits.bits import Element, first_element, number_text
+from samebits.provenance.record import StepRecord
+from samebits.replay.trace import Call, MicroTrace, StepTrace, Trace
 
-# Digests of what a step computes: the inputs and outputs of each module, loss terms, gradients, buffers, weights.
-
-
-Event = tuple[str, str, str]
-INPUT = "input"
-OUTPUT = "output"
-ROOT = ""  # the name of the model itself among its modules
-
-
-def digest_of(value: Any) -> str:
-    """Return a digest of all tensors and plain values in a value, 16 hex digits."""
-    text = repr(([_of_tensor(tensor) for tensor in tensors_in(value)], list(plain_in(value))))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def digests(tensors: Mapping[str, Tensor | None]) -> dict[str, str]:
-    """Return a digest of each tensor, of any shape, by name; of missing ones none."""
-    return {name: _of_tensor(tensor) for name, tensor in tensors.items() if tensor is not None}
-
-
-def _of_tensor(tensor: Tensor) -> str:
-    tensor = tensor.detach()
-    if tensor.layout != torch.strided:
-        tensor = tensor.to_dense()
-    if tensor.device.type == "cpu":  # quicker than checksums, and good enough for a few steps
-        value = zlib.crc32(as_bytes(tensor).numpy().data)
-    else:
-        value = checksums({"": tensor})[""] & (1 << 64) - 1
-    return f"{tensor.dtype} {tuple(tensor.shape)} {value:x}"
-
-
-def gradients(model: nn.Module) -> dict[str, str]:
-    """Return digests of the gradients, in the order of the backward pass: the last parameter first."""
-    return digests(
-        {name: parameter.grad for name, parameter in reversed(list(model.named_parameters()))}
-    )
-
-
-def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
-    """Return digests of the optimizer's tensors, named after their parameters."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return digests(
-        {
-            f"{key} of {names.get(id(parameter), 'a parameter')}": value
-            for parameter, state in optimizer.state.items()
-            for key, value in state.items()
-            if isinstance(value, Tensor)
-        }
-    )
-
-
-class ModuleRecorder:
-    """Records the digests of each module's inputs and outputs, in the order in which they are computed.
-
-    Micro-batches may run in threads (batch_norm=sync), so the current list of events is a thread's own.
-
-    Args:
-        has_operations: Also list the operations of each module in the first forward pass.
-
-    Attributes:
-        kinds: The class of each module, by name.
-        operations: Names of the operations of each module, without those of the modules inside of it.
-    """
-
-    def __init__(self, model: nn.Module, *, has_operations: bool = False) -> None:
-        self._current = threading.local()
-        self._handles = []
-        self._lister = _Lister() if has_operations else None
-        self.kinds: dict[str, str] = {}
-        self.operations: dict[str, list[str]] = {}
-        for name, module in model.named_modules():
-            self.kinds[name] = type(module).__name__
-            self._handles.append(
-                module.register_forward_pre_hook(self._before(name), with_kwargs=True)
-            )
-            # Always: a lister that a failed forward pass leaves behind would list the rest of the script.
-            self._handles.append(module.register_forward_hook(self._after(name), always_call=True))
-
-    def start(self) -> list[Event]:
-        """Start a new list of events in this thread, and return it."""
-        self._current.events = events = list[Event]()
-        return events
-
-    def stop(self) -> None:
-        """Record no more in this thread."""
-        self._current.events = None
-
-    def remove(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-
-    def _before(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, keywords: Any) -> None:
-            if (events := getattr(self._current, "events", None)) is not None:
-                with self._unlisted():
-                    events.append((INPUT, name, digest_of((inputs, keywords))))
-                if self._lister is not None:
-                    self._lister.enter(self.operations.setdefault(name, []))
-
-        return hook
-
-    def _after(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            if (events := getattr(self._current, "events", None)) is not None:
-                with self._unlisted():
-                    events.append((OUTPUT, name, digest_of(outputs)))
-                if self._lister is not None and self._lister.leave():
-                    self._lister = None
-
-        return hook
-
-    def _unlisted(self) -> Any:
-        """Return a context in which the recorder's own operations are not listed."""
-        return nullcontext() if self._lister is None else _disable_current_modes()
-
-
-class _Lister(TorchDispatchMode):
-    """Lists the operations of one forward pass by module."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._open: list[list[str]] = []
-
-    def enter(self, operations: list[str]) -> None:
-        """Begin a module, whose operations go into a list."""
-        if not self._open:
-            self.__enter__()  # type: ignore[no-untyped-call]
-        self._open.append(operations)
-
-    def leave(self) -> bool:
-        """End a module; return whether it was the outermost one."""
-        self._open.pop()
-        if not self._open:
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        return not self._open
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._open[-1].append(str(func).rpartition(".")[0])
-        return func(*args, **(kwargs or {}))
-
-
-# Comparison of the records of trials: the first difference, in the order in which a run computes.
-
-
-# What a step computes, in order; the first two by micro-batch, with the modules' events between them.
-SAMPLES, FORWARD, LOSS, GRADIENTS, BUFFERS, WEIGHTS, OPTIMIZER, EVALUATION = (
-    "samples", "forward", "loss", "gradients", "buffers", "weights", "optimizer", "evaluation",
+# What a step computes, in order; the first three by micro-batch.
+SAMPLES, FORWARD, LOSS, BACKWARD, SUMS, GRADIENTS, BUFFERS, WEIGHTS, OPTIMIZER, EVALUATION = (
+    "samples", "forward", "loss", "backward", "summed", "gradients", "buffers", "weights", "optimizer", "evaluation",
 )  # fmt: skip
 START = "start"
 RANKS = "ranks"
-_AFTER = (GRADIENTS, BUFFERS, WEIGHTS, OPTIMIZER)
-TrialTrace = Mapping[str, Any]
+# After the micro-batches, with the attributes of a trace that have these names.
+_AFTER = (SUMS, GRADIENTS, BUFFERS, WEIGHTS, OPTIMIZER)
+STAGES = (START, SAMPLES, FORWARD, LOSS, BACKWARD, *_AFTER)
+INPUT = "input"
+OUTPUT = "output"
+ROOT = ""  # the name of the model itself among its modules
+MODEL = "(the model)"
+_STANDS_OUT = 4.0  # times as much as any other module
 
 
 @dataclass(frozen=True)
-class TrialDifference:
-    """The first difference between two trials."""
+class TraceDifference:
+    """The first difference between two traces."""
 
     stage: str  #: One of the constants of this module.
     step: int | None  #: Step, from 0; None before the first one and in the evaluation.
@@ -181,93 +48,292 @@ class TrialDifference:
     name: str  #: The sample, module, loss term, tensor or metric.
     #: For FORWARD, whether the input or the output of the module differs; for the evaluation, both values.
     detail: str = ""
+    #: For FORWARD, the number of the call in either trace whose result differs; None where there is none.
+    calls: tuple[int | None, int | None] = (None, None)
 
     @property
     def place(self) -> tuple[int, int]:
         """Where in a run this is, for comparison with others."""
-        order = (START, SAMPLES, FORWARD, LOSS, *_AFTER)
         if self.stage == EVALUATION:
             return 1 << 40, 0
-        return -1 if self.step is None else self.step, order.index(self.stage)
+        return -1 if self.step is None else self.step, STAGES.index(self.stage)
 
 
-def merge_ranks(records: Sequence[TrialTrace]) -> tuple[dict[str, Any], TrialDifference | None]:
-    """Merge the records of a world's ranks.
+def merge_ranks(traces: Sequence[Trace]) -> tuple[Trace, TraceDifference | None]:
+    """Merge the traces of a world's ranks.
 
     Returns:
-        The record of the whole world, and the first difference between ranks in what they all must have.
+        The trace of the whole world, and the first difference between ranks in what they all must have.
     """
-    first = records[0]
-    merged: dict[str, Any] = {
-        "start": first["start"],
-        "steps": {},
-        "evaluation": first["evaluation"],
-    }
-    found: TrialDifference | None = None
-    for number, step in first["steps"].items():
-        leaves: dict[str, Any] = {}
-        for record in records:
-            leaves |= record["steps"][number]["micro-batches"]
-            for stage in _AFTER:
-                if (
-                    found is None
-                    and (name := _differing(step[stage], record["steps"][number][stage]))
-                    is not None
-                ):
-                    found = TrialDifference(stage, int(number), None, name)
-        merged["steps"][number] = {**step, "micro-batches": leaves}
-    return merged, found
+    first = traces[0]
+    found: TraceDifference | None = None
+    steps = {}
+    for number, step in first.steps.items():
+        every = [trace.steps[number] for trace in traces if number in trace.steps]
+        for other in every:
+            found = found or _after(int(number), step, other)
+        micro_batches = {index: each for one in every for index, each in one.micro_batches.items()}
+        steps[number] = replace(
+            step, micro_batches=dict(sorted(micro_batches.items(), key=_number))
+        )
+    return replace(first, steps=steps), found
 
 
-def first_difference(reference: TrialTrace, other: TrialTrace) -> TrialDifference | None:
+def _number(item: tuple[str, object]) -> int:
+    return int(item[0])
+
+
+def first_difference(reference: Trace, other: Trace) -> TraceDifference | None:
     """Return the first difference between two worlds; of a resumed one only its own steps count."""
-    for part, values in other["start"].items():
-        if (name := _differing(reference["start"].get(part, {}), values)) is not None:
-            return TrialDifference(START, None, None, f"{part} {name}".strip())
-    for number, step in other["steps"].items():
-        if number not in reference["steps"]:
-            continue
-        if (found := _in_step(int(number), reference["steps"][number], step)) is not None:
-            return found
-    name = _differing(reference["evaluation"], other["evaluation"])
+    for part, values in other.start.items():
+        if (name := differing(reference.start.get(part, {}), values)) is not None:
+            return TraceDifference(START, None, None, f"{part} {name}".strip())
+    for number, step in other.steps.items():
+        if number in reference.steps:
+            found = difference_of_step(reference.steps[number], step, int(number))
+            if found is not None:
+                return found
+    name = differing(reference.evaluation, other.evaluation)
     if name is None:
         return None
-    values = f"{reference['evaluation'].get(name)} and {other['evaluation'].get(name)}"
-    return TrialDifference(EVALUATION, None, None, name, values)
+    both = f"{reference.evaluation.get(name)} and {other.evaluation.get(name)}"
+    return TraceDifference(EVALUATION, None, None, name, both)
 
 
-def _in_step(number: int, reference: TrialTrace, other: TrialTrace) -> TrialDifference | None:
-    one = reference["micro-batches"]
-    two = other["micro-batches"]
-    leaves = sorted(one, key=int)
-    for leaf in leaves:
-        if (name := _differing(one[leaf]["samples"], two[leaf]["samples"])) is not None:
-            return TrialDifference(SAMPLES, number, int(leaf), name)
-    for leaf in leaves:
-        if (found := first_in_pass(one[leaf], two[leaf])) is not None:
-            stage, name, detail = found
-            return TrialDifference(stage, number, int(leaf), name, detail)
+def difference_of_step(
+    reference: StepTrace, other: StepTrace, number: int = 0
+) -> TraceDifference | None:
+    """Return the first difference of a step."""
+    pairs = [
+        (int(index), one, other.micro_batches.get(index, MicroTrace()))
+        for index, one in reference.micro_batches.items()
+    ]
+    for index, one, two in pairs:
+        name = differing(one.samples, two.samples)
+        if name is None and list(one.samples) != list(two.samples):
+            name = next(
+                first
+                for first, second in zip(one.samples, two.samples, strict=False)
+                if first != second
+            )
+        if name is not None:
+            return TraceDifference(SAMPLES, number, index, name)
+    if len(other.micro_batches) > len(pairs):
+        return TraceDifference(SAMPLES, number, len(pairs), "")
+    for index, one, two in pairs:
+        if (found := difference_of_pass(one, two)) is not None:
+            return replace(found, step=number, micro_batch=index)
+    return _after(number, reference, other)
+
+
+def _after(number: int, reference: StepTrace, other: StepTrace) -> TraceDifference | None:
     for stage in _AFTER:
-        if (name := _differing(reference[stage], other[stage])) is not None:
-            return TrialDifference(stage, number, None, name)
+        one = getattr(reference, stage)
+        if (
+            names := unequal(_in_order(stage, one), _in_order(stage, getattr(other, stage)))
+        ) is not None:
+            return TraceDifference(stage, number, None, names[0] or names[1])
     return None
 
 
-def first_in_pass(one: TrialTrace, other: TrialTrace) -> tuple[str, str, str] | None:
-    """Return stage, name and detail of the first difference between two passes of a micro-batch."""
-    events = list(map(tuple, one["modules"]))
-    others = list(map(tuple, other["modules"]))
-    for place, event in enumerate(events):
-        if place >= len(others) or others[place] != event:
-            is_same_call = place < len(others) and others[place][:2] == event[:2]
-            return FORWARD, event[1], event[0] if is_same_call else INPUT
-    if len(others) > len(events):
-        return FORWARD, others[len(events)][1], OUTPUT
-    for stage in (LOSS, GRADIENTS, BUFFERS):
-        if (name := _differing(one.get(stage, {}), other.get(stage, {}))) is not None:
-            return stage, name, ""
+def _in_order(stage: str, digests: Mapping[str, str]) -> Mapping[str, str]:
+    # Gradients in the order of the backward pass: the last parameter first.
+    return (
+        dict(reversed(list(digests.items()))) if stage in (SUMS, GRADIENTS, BACKWARD) else digests
+    )
+
+
+def difference_of_pass(one: MicroTrace, other: MicroTrace) -> TraceDifference | None:
+    """Return the first difference between two passes of a micro-batch."""
+    if (found := _difference_of_calls(one, other)) is not None:
+        return found
+    for stage, a, b in (
+        (LOSS, one.loss, other.loss),
+        (BACKWARD, one.gradients, other.gradients),
+    ):
+        if (names := unequal(_in_order(stage, a), _in_order(stage, b))) is not None:
+            return TraceDifference(stage, None, None, names[0] or names[1])
     return None
 
 
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+def _difference_of_calls(a: MicroTrace, b: MicroTrace) -> TraceDifference | None:
+    structures = ([(each.name, each.parent) for each in trace.calls] for trace in (a, b))
+    if next(structures) == next(structures):
+        for number, kind in _events(a.calls):
+            call, same = a.calls[number], b.calls[number]
+            if kind == OUTPUT and call.output != same.output:
+                return TraceDifference(FORWARD, None, None, call.name, kind, (number, number))
+            if kind == INPUT and call.inputs != same.inputs:
+                # Computed by the module around it.
+                at = number if call.parent is None else call.parent
+                return TraceDifference(FORWARD, None, None, call.name, kind, (at, at))
+        return None
+    values = values_of(a), values_of(b)
+    one, other = _first_call(a.calls, None, values[1]), _first_call(b.calls, None, values[0])
+    if one is None and other is None:
+        return None
+    while one is not None and other is not None:
+        inner = _first_call(a.calls, one, values[1]), _first_call(b.calls, other, values[0])
+        # Where only one has such a call, the other one's place is the module around it.
+        one = one if inner[0] is None else inner[0]
+        other = other if inner[1] is None else inner[1]
+        if None in inner:
+            break
+    call = a.calls[one] if one is not None else b.calls[other or 0]
+    return TraceDifference(FORWARD, None, None, call.name, OUTPUT, (one, other))
+
+
+def _events(calls: Sequence[Call]) -> Iterator[tuple[int, str]]:
+    """Yield the number of each call and INPUT where it begins, OUTPUT where it returns, in the order of time."""
+    opened: list[int] = []
+    for number, call in enumerate(calls):
+        while opened and opened[-1] != call.parent:
+            yield opened.pop(), OUTPUT
+        yield number, INPUT
+        opened.append(number)
+    while opened:
+        yield opened.pop(), OUTPUT
+
+
+def values_of(trace: MicroTrace) -> set[str]:
+    """Return the digests of all values that a micro-batch computed or used."""
+    found = {each.output for each in trace.operations}
+    return found | {value for call in trace.calls for value in (call.inputs, call.output)}
+
+
+def _first_call(calls: Sequence[Call], parent: int | None, others: set[str]) -> int | None:
+    """Return the first call inside of a call whose inputs the other one has, and whose output it has not."""
+    returned = [number for number, kind in _events(calls) if kind == OUTPUT]
+    inner = [(number, calls[number]) for number in returned if calls[number].parent == parent]
+    return next(
+        (number for number, call in inner if call.inputs in others and call.output not in others),
+        None,
+    )
+
+
+def unequal(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the names of the first values that differ: by name, or by position where names differ."""
+    if a.keys() == b.keys():
+        name = next((name for name in a if a[name] != b[name]), None)
+        return None if name is None else (name, name)
+    pairs = zip(a.items(), b.items(), strict=False)
+    found = next(((one, other) for (one, x), (other, y) in pairs if x != y), None)
+    if found is not None or len(a) == len(b):
+        return found
+    return next(iter(a), ""), next(iter(b), "")
+
+
+def differing(one: Mapping[str, str], other: Mapping[str, str]) -> str | None:
+    """Return the name of the first value that differs, or that only one has."""
     return next((name for name in {**one, **other} if one.get(name) != other.get(name)), None)
+
+
+# Steps, by the fields of their records.
+
+
+@dataclass(frozen=True)
+class Change:
+    """A value that differs between two runs."""
+
+    name: str  #: What differs.
+    a: str  #: Its value in the first run, or in the record; "none" if it has none.
+    b: str  #: Its value in the second run, or in the replay.
+
+
+# What is compared, and the attribute of `StepRecord`. What a step reads comes before what follows from it.
+NAMES = {
+    "samples": "samples",
+    "samples' values": "content",
+    "learning rate": "lr",
+    "loss": "loss",
+    "gradient norm": "norm",
+    "outcome": "outcome",
+}
+
+
+def changed_fields(a: StepRecord | None, b: StepRecord) -> list[Change]:
+    """Return the fields of two records whose bits differ, in the order of `NAMES`; none if there is no record."""
+    # By bytes, since NaN is not equal to itself.
+    if a is None or a.to_bytes() == b.to_bytes():
+        return []
+    values = {
+        name: (value_text(getattr(a, each)), value_text(getattr(b, each)))
+        for name, each in NAMES.items()
+    }
+    return [Change(name, one, other) for name, (one, other) in values.items() if one != other]
+
+
+def value_text(value: object) -> str:
+    """Return a value of a record or a run folder as text, which has all bits of a number."""
+    if isinstance(value, bytes):
+        return value.hex()
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+# Tensors by their bits.
+
+
+def module_of(tensor: str) -> str:
+    """Return the name of the module that a parameter or buffer belongs to."""
+    return tensor.rpartition(".")[0] or MODEL
+
+
+def first_tensor(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[str, Element] | None:
+    """Return the first of the tensors, of any shape, that differs, and its first element that does.
+
+    Names may differ, if the order is the same.
+    """
+    names = list(zip(a, b, strict=False))
+    if len(a) != len(b) or any(a[one].shape != b[other].shape for one, other in names):
+        names = [(name, name) for name in a if name in b]
+    for one, other in names:
+        found = first_element([a[one]], [b[other]])
+        if found is not None:
+            return one, found
+    name = next(
+        (name for name in [*a, *b] if len(a) != len(b) and (name not in a or name not in b)), None
+    )
+    if name is None:
+        return None
+    kinds = ["present" if name in each else "none" for each in (a, b)]
+    return name, Element("", kinds[0], kinds[1], is_value=False)
+
+
+def largest_difference(
+    a: Mapping[str, Tensor], b: Mapping[str, Tensor]
+) -> tuple[str, Element] | None:
+    """Return the tensor that differs most, relative to its largest value, and the element that differs most.
+
+    Both have the same names, and tensors of the same shapes.
+
+    None if another module differs almost as much, so that no single tensor stands out.
+    """
+    scores: dict[str, tuple[float, int]] = {}
+    for name in a:
+        if (
+            ":" in name
+            or name not in b
+            or a[name].shape != b[name].shape
+            or not a[name].is_floating_point()
+        ):
+            continue
+        one = a[name].detach().cpu().double().reshape(-1)
+        other = b[name].detach().cpu().double().reshape(-1)
+        # A NaN counts as the largest difference. As NaN it would never compare as larger.
+        distance = torch.nan_to_num((one - other).abs(), nan=float("inf"))
+        # A tensor of zeros has no scale to divide by.
+        scores[name] = (
+            float(distance.max() / other.abs().max().clamp_min(1e-12)),
+            int(distance.argmax()),
+        )
+    if not scores:
+        return None
+    name = max(scores, key=lambda each: scores[each][0])
+    score, at = scores[name]
+    rest = [other for each, (other, _) in scores.items() if module_of(each) != module_of(name)]
+    if score <= _STANDS_OUT * max(rest, default=0.0):
+        return None
+    index = (
+        tuple(int(axis) for axis in np.unravel_index(at, a[name].shape)) if a[name].dim() else ()
+    )
+    return name, Element(f"{list(index)}", number_text(a[name][index]), number_text(b[name][index]))

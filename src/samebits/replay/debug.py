@@ -24,7 +24,7 @@ from samebits.provenance.record import APPLIED, StepRecord
 from samebits.replay.folders import read_run
 from samebits.replay.segments import compare_step
 from samebits.replay.stepper import ReplayedRun
-from samebits.replay.trace import CALL, SUMMED, StepTrace, trace_step
+from samebits.replay.trace import CALL, SUMMED, StepTrace
 from samebits.storage.run_folder import check_run_path
 
 _SHOWN = 8  # samples
@@ -139,7 +139,7 @@ class Session:
             records.append(side.step())
         before = side.snapshot()
         plan = side.plan()
-        trace = trace_step(side, _Everything())
+        record, trace = side.trace(_Everything())
         side.restore(before)
         self._number = number
         batches = [
@@ -151,8 +151,8 @@ class Session:
         batch = DebugBatch(batches, files)
         self.names |= {
             "batch": batch,
-            "record": trace.record,
-            "loss": trace.record.loss,
+            "record": record,
+            "loss": record.loss,
             "activations": _activations(trace),
             "gradients": Gradients(
                 {
@@ -162,7 +162,7 @@ class Session:
                 }
             ),
         }
-        self._report(begun, [*records, trace.record], batch, trace)
+        self._report(begun, [*records, record], batch, trace)
 
     def _report(
         self, begun: int, records: Sequence[StepRecord], batch: DebugBatch, trace: StepTrace
@@ -185,7 +185,7 @@ class Session:
             missing = records[len(compared)].step if compared else begun
             text = f"the record has no step {missing:,}"
             text += "; those before it are equal, bit for bit" if compared else ""
-        now = trace.record
+        now = records[-1]
         self._say(f"replay     {text}; from {origin}, on 1 process")
         names = ", ".join(batch.names[:_SHOWN]) + (" …" if len(batch) > _SHOWN else "")
         self._say(
@@ -194,26 +194,26 @@ class Session:
         self._say(
             f"batch      {len(batch)} samples in {len(trace.micro_batches)} micro-batches: {names}"
         )
-        for line in _first_nonfinite(batch, trace, self.names["gradients"]):
+        for line in _first_nonfinite(batch, trace, now, self.names["gradients"]):
             self._say(line)
 
 
 def _activations(trace: StepTrace) -> dict[str, Any]:
     """Return the output of each module by name, of all micro-batches; a list where they cannot be joined."""
     found: dict[str, list[Tensor]] = {}
-    for index, micro_batch in enumerate(trace.micro_batches):
+    for index, micro_batch in enumerate(trace.micro_batches.values()):
         for number, call in enumerate(micro_batch.calls):
             found.setdefault(call.name, []).extend(trace.kept[CALL, index, number])
     return {name: _joined(tensors) for name, tensors in found.items() if tensors}
 
 
 def _first_nonfinite(
-    batch: DebugBatch, trace: StepTrace, gradients: Mapping[str, Tensor]
+    batch: DebugBatch, trace: StepTrace, record: StepRecord, gradients: Mapping[str, Tensor]
 ) -> Iterator[str]:
     """Describe the first value of the step that is not finite: a sample, a module's output, or a gradient."""
     at = 0
     for index, (read, micro_batch) in enumerate(
-        zip(batch.micro_batches, trace.micro_batches, strict=True)
+        zip(batch.micro_batches, trace.micro_batches.values(), strict=True)
     ):
         names = batch.names[at : at + len(read)]
         at += len(read)
@@ -229,7 +229,7 @@ def _first_nonfinite(
                 who = f", sample {names[row]}" if row < len(names) else ""
                 yield f"not finite output of module {call.name or 'the model'} ({call.kind}), micro-batch {index}{who}"
                 return
-    if not math.isfinite(trace.record.loss):
+    if not math.isfinite(record.loss):
         yield "not finite the loss, although the model's outputs are finite"
         return
     # In the order of the backward pass.

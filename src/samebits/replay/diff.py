@@ -11,7 +11,8 @@ from typing import Any
 from samebits.bits import Element, first_element
 from samebits.errors import CheckpointError, SamebitsError
 from samebits.provenance.record import StepRecord
-from samebits.replay.folders import Change, FolderDifference, compare_folders, read_run
+from samebits.replay.compare import Change
+from samebits.replay.folders import FolderDifference, compare_folders, read_run
 from samebits.replay.locate import (
     FirstDifference,
     Location,
@@ -23,7 +24,7 @@ from samebits.replay.locate import (
     locate,
 )
 from samebits.replay.stepper import ReplayedRun
-from samebits.replay.trace import Key, StepTrace, trace_step
+from samebits.replay.trace import Key
 from samebits.report.console import Console
 from samebits.storage.run_folder import check_run_path
 
@@ -119,20 +120,20 @@ def _within_step(
 ) -> Location:
     """Locate the difference within the next step of both runs."""
     number = records[0].step
-    traces = trace_step(sides[0]), trace_step(sides[1])
+    traced = sides[0].trace(), sides[1].trace()
     notes = [
         f"the replay of {side.name} differs from its own record, so its code, data, versions or hardware have changed"
         for side, is_as_recorded in zip(sides, agrees, strict=True)
         if not is_as_recorded
     ]
     if any(
-        trace.record.to_bytes() != record.to_bytes()
-        for trace, record in zip(traces, records, strict=True)
+        again.to_bytes() != record.to_bytes()
+        for (again, _), record in zip(traced, records, strict=True)
     ):
         notes.append(
             "the traced step has other bits than the replayed one, so that the place below is uncertain"
         )
-    place = locate(*traces)
+    place = locate(traced[0][1], traced[1][1])
     if place is None:
         return describe_update(sides, records, notes)
     element = _capture(sides, before, place)
@@ -150,14 +151,12 @@ def _capture(sides: Sides, before: Sequence[object], place: FirstDifference) -> 
     """Repeat the step, keep the tensors of a place, and return the first element that differs."""
     if not place.keys:
         return None
-    traces: list[StepTrace] = []
+    kept = []
     for at, (side, snapshot) in enumerate(zip(sides, before, strict=True)):
         side.restore(snapshot)  # type: ignore[arg-type]  # of this side
         keys: set[Key] = {pair[at] for pair in place.keys}
-        traces.append(trace_step(side, keys))
-    pairs = [
-        (traces[0].kept.get(one, []), traces[1].kept.get(other, [])) for one, other in place.keys
-    ]
+        kept.append(side.trace(keys)[1].kept)
+    pairs = [(kept[0].get(one, []), kept[1].get(other, [])) for one, other in place.keys]
     found = [element for pair in pairs if (element := first_element(*pair)) is not None]
     return next((element for element in found if element.is_value), found[0] if found else None)
 

@@ -7,7 +7,6 @@ steps.bin                         the first step whose record differs, and its f
 metrics.jsonl, checkpoints        evaluations and states, where both runs have one of the same step
 """
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,23 +21,16 @@ from samebits.provenance.fingerprint import Fingerprint
 from samebits.provenance.identity import is_free
 from samebits.provenance.record import StepLog, StepRecord
 from samebits.provenance.run_files import RunFiles, over_worlds
+from samebits.provenance.identity import is_free
+from samebits.provenance.record import StepLog
+from samebits.replay.compare import Change, changed_fields, value_text
 from samebits.replay.record_files import check_files
-from samebits.replay.segments import NAMES
 from samebits.storage.checkpoint import name_of, steps
 from samebits.storage.manifest import read_state
 from samebits.storage.run_folder import COPY, recipe_change
 
 _MAX_RECIPE_BYTES = 16 * 1024 * 1024
 _SHOWN_CHARS = 60  # of a line of a recipe
-
-
-@dataclass(frozen=True)
-class Change:
-    """A value that differs between two runs."""
-
-    name: str  #: What differs.
-    a: str  #: Its value in the first run; "none" if the run has none.
-    b: str  #: Its value in the second run.
 
 
 @dataclass(frozen=True)
@@ -199,31 +191,16 @@ def first_difference(a: StepLog, b: StepLog) -> tuple[int, StepDifference | None
     step = start + int(unequal[0])
     before = a.get(step)
     after = b.get(step)
-    assert before is not None
     assert after is not None
-    return stop - start, StepDifference(step, unequal_fields(before, after))
-
-
-def unequal_fields(a: StepRecord, b: StepRecord) -> list[Change]:
-    """Return the fields of two records whose bits differ, in the order in which a step computes them."""
-    values = {
-        name: (getattr(a, attribute), getattr(b, attribute)) for name, attribute in NAMES.items()
-    }
-    return [
-        Change(name, _text(x), _text(y)) for name, (x, y) in values.items() if _text(x) != _text(y)
-    ]
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bytes):
-        return value.hex()[:16]
-    return repr(value) if isinstance(value, float) and math.isfinite(value) else str(value)
+    return stop - start, StepDifference(step, changed_fields(before, after))
 
 
 def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
     return [
         Change(
-            name, _text(a[name]) if name in a else "none", _text(b[name]) if name in b else "none"
+            name,
+            value_text(a[name]) if name in a else "none",
+            value_text(b[name]) if name in b else "none",
         )
         for name in dict.fromkeys([*a, *b])
         if name not in a or name not in b or a[name] != b[name]

@@ -6,7 +6,7 @@
 The result decides: losses, gradients, buffers, weights and optimizer state of each step, and the evaluation. Samples
 and modules only show where a difference begins, so a module that was renamed, split or wrapped is no difference.
 
-The file has a digest of all tensors of a kind, and one of 12 bits for each module and parameter: enough to find the
+The file has a digest of all tensors of a kind, and one of 18 bits for each module and parameter: enough to find the
 first of them that differs, once the whole digests do.
 """
 
@@ -17,7 +17,6 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,15 @@ from samebits.plain_file import parse_json, read_plain
 from samebits.replay import compare
 from samebits.replay.check import in_interpreter
 from samebits.replay.check_script import FIRST, observe
+from samebits.replay.trace import Call, MicroTrace, StepTrace, Trace
 from samebits.storage.run_folder import check_target, write_atomically
 
 NUM_STEPS = 20
-_FORMAT = "samebits gate 1"
+_FORMAT = "samebits gate 2"
 _MAX_BYTES = 1 << 26
-_CHARS = 2  # of a short digest, in base64
+_CHARS = 3  # of a short digest, in base64
 _SHOWN = 3  # operations of a module
-# The record of a step, in the order in which it is computed, and what decides whether training is the same.
+# What decides whether training is the same.
 _RESULT = (compare.LOSS, compare.GRADIENTS, compare.BUFFERS, compare.WEIGHTS, compare.OPTIMIZER)
 _DATA = "(data)"
 _OPTIMIZER = "(optimizer)"
@@ -145,13 +145,12 @@ def _write(
     return GateResult(file, len(one["steps"]), is_written=True)
 
 
-def _trace(source: GateSource, num_steps: int) -> dict[str, Any]:
-    """Train the first steps in a new process, and return their record."""
+def _trace(source: GateSource, num_steps: int) -> Trace:
+    """Train the first steps in a new process, and return their trace."""
     with scratch.scratch_folder(Path(tempfile.gettempdir())) as folder:
         if source.is_loop:
             command = [source.name, *source.given]
-            record, *_ = observe(command, FIRST, folder / "0", num_steps, "gate")
-            return dict(record["trace"])
+            return observe(command, FIRST, folder / "0", num_steps, "gate").trace
         # compile: hooks would change what it generates.
         settings = [*source.given, "compile=false"]
         # The same for each call: otherwise the order of a set of texts would be another one.
@@ -159,89 +158,94 @@ def _trace(source: GateSource, num_steps: int) -> dict[str, Any]:
             answer = wait()
         if (error := answer.get("error")) is not None:
             raise error
-        return {**answer, "steps": list(answer["steps"].values())}
+        return Trace.from_plain(answer)
 
 
 # The summary of a trace, as it is in the file.
 
 
-def _summary(source: GateSource, trace: Mapping[str, Any]) -> dict[str, Any]:
-    steps = trace["steps"]
-    first = _first_calls(steps[0]) if steps else []
-    names = [name for name, _, _ in first]
+def _summary(source: GateSource, trace: Trace) -> dict[str, Any]:
+    first = next(_micro_batches(step)[0] for step in trace.steps.values())
+    operations: dict[str, list[str]] = {}
+    for each in first.operations:
+        if each.call is not None:
+            operations.setdefault(_title(first.calls[each.call]), []).append(each.name)
     return {
         "format": _FORMAT,
         "given": source.given,
-        "environment": trace["environment"],
-        "modules": [_title(trace, name) for name in names],
-        "operations": {name: trace["operations"].get(name, []) for name in dict.fromkeys(names)},
-        "start": _shorts(trace["start"]["initial weights"].values()),
-        "steps": [_step(step) for step in steps],
-        "evaluation": trace["evaluation"],
+        "environment": trace.environment,
+        "modules": [[_title(call), call.parent] for call in first.calls],
+        "operations": operations,
+        "start": _shorts(trace.start["initial weights"].values()),
+        "steps": [_step(step) for step in trace.steps.values()],
+        "evaluation": trace.evaluation,
     }
 
 
-def _step(step: Mapping[str, Any]) -> dict[str, Any]:
-    micro_batches = _in_order(step)
-    samples = [each["samples"] for each in micro_batches]
-    losses = [each["loss"] for each in micro_batches]
+def _step(step: StepTrace) -> dict[str, Any]:
+    micro_batches = _micro_batches(step)
     whole = {
-        "order": [list(each) for each in samples],
-        compare.SAMPLES: [list(each.values()) for each in samples],
-        compare.LOSS: [list(each.values()) for each in losses],
-        **{stage: list(step[stage].values()) for stage in _RESULT[1:]},
+        "order": [list(each.samples) for each in micro_batches],
+        compare.SAMPLES: [list(each.samples.values()) for each in micro_batches],
+        compare.LOSS: [list(each.loss.values()) for each in micro_batches],
+        **{stage: list(getattr(step, stage).values()) for stage in _RESULT[1:]},
     }
-    calls = [_calls(each) for each in micro_batches]
-    of_calls = [
-        _short([call[at] for call in same]) for same in zip(*calls, strict=False) for at in (1, 2)
+    same_calls = zip(*(each.calls for each in micro_batches), strict=False)
+    forward = [
+        digests
+        for calls in same_calls
+        for digests in ([each.inputs for each in calls], [each.output for each in calls])
     ]
     return {
-        "values": {name: repr(value) for name, value in step["values"].items()},
+        "values": {name: repr(value) for name, value in step.values.items()},
         **{name: _digest(value) for name, value in whole.items()},
-        compare.FORWARD: "".join(of_calls),
-        "by parameter": _shorts(step[compare.GRADIENTS].values()),
+        compare.FORWARD: _shorts(forward),
+        "by parameter": _shorts(step.gradients.values()),
     }
 
 
-def _in_order(step: Mapping[str, Any]) -> list[dict[str, Any]]:
-    micro_batches: Mapping[str, dict[str, Any]] = step["micro-batches"]
-    return [micro_batches[leaf] for leaf in sorted(micro_batches, key=int)]
+def _traced(summary: Mapping[str, Any], number: int) -> StepTrace:
+    """Return a step of a summary as a trace of one micro-batch, whose values have positions for names."""
+    step = summary["steps"][number]
+    forward = _parts(step[compare.FORWARD])
+    calls = [
+        Call(title, "", parent, inputs=forward[2 * at], output=forward[2 * at + 1])
+        for at, (title, parent) in enumerate(summary["modules"][: len(forward) // 2])
+    ]
+    samples = {step["order"]: step[compare.SAMPLES]}
+    return StepTrace(
+        {"0": MicroTrace(samples, calls, loss={"": step[compare.LOSS]})},
+        # Last where they are read backward: short digests may be equal by chance.
+        gradients={"": step[compare.GRADIENTS], **_by_position(step["by parameter"])},
+        buffers={"": step[compare.BUFFERS]},
+        weights={"": step[compare.WEIGHTS]},
+        optimizer={"": step[compare.OPTIMIZER]},
+    )
 
 
-def _first_calls(step: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    return _calls(_in_order(step)[0])
+def _micro_batches(step: StepTrace) -> list[MicroTrace]:
+    return list(step.micro_batches.values())
 
 
-def _calls(micro_batch: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return (module, digest of the inputs, digest of the outputs) of each call, in the order in which they return."""
-    begun: list[tuple[str, str]] = []
-    found = []
-    for kind, name, digest in micro_batch["modules"]:
-        if kind == compare.INPUT:
-            begun.append((name, digest))
-        else:
-            found.append((*begun.pop(), digest))
-    return found
+def _title(call: Call) -> str:
+    return f"{call.name or 'the model'} ({call.kind})"
 
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
 
 
-def _short(value: Any) -> str:
-    return base64.b64encode(hashlib.sha256(repr(value).encode()).digest()).decode()[:_CHARS]
-
-
 def _shorts(values: Iterable[Any]) -> str:
-    return "".join(map(_short, values))
+    every = (hashlib.sha256(repr(value).encode()).digest() for value in values)
+    return "".join(base64.b64encode(each).decode()[:_CHARS] for each in every)
 
 
-def _parts(text: str, size: int = _CHARS) -> list[str]:
-    return [text[at : at + size] for at in range(0, len(text), size)]
+def _parts(text: str) -> list[str]:
+    return [text[at : at + _CHARS] for at in range(0, len(text), _CHARS)]
 
 
-def _title(trace: Mapping[str, Any], name: str) -> str:
-    return f"{name or 'the model'} ({trace['kinds'].get(name, '?')})"
+def _by_position(text: str) -> dict[str, str]:
+    return {str(at): short for at, short in enumerate(_parts(text))}
 
 
 def _text(summary: Mapping[str, Any]) -> str:
@@ -277,12 +281,13 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _first_difference(
-    before: Mapping[str, Any], now: Mapping[str, Any], trace: Mapping[str, Any]
+    before: Mapping[str, Any], now: Mapping[str, Any], trace: Trace
 ) -> GateDifference | None:
-    """Return the first difference. `trace`: that of `now`, which has the names of its modules and parameters."""
-    if before["start"] != now["start"]:
-        name = _named(trace["start"]["initial weights"], before["start"], now["start"])
-        return GateDifference(None, "initial weights", _module_of(trace, name), what=name)
+    """Return the first difference. `trace`: that of `now`, which has the names of its parameters."""
+    starts = compare.unequal(_by_position(before["start"]), _by_position(now["start"]))
+    if starts is not None:
+        name = _named(trace.start["initial weights"], starts[1])
+        return GateDifference(None, "initial weights", _module_of(now, name), what=name)
     for number, (one, other) in enumerate(zip(before["steps"], now["steps"], strict=False)):
         is_same = all(one[stage] == other[stage] for stage in _RESULT)
         if not is_same or one["values"] != other["values"]:
@@ -306,33 +311,33 @@ def _at_end(
 
 
 def _in_step(
-    number: int, before: Mapping[str, Any], now: Mapping[str, Any], trace: Mapping[str, Any]
+    number: int, before: Mapping[str, Any], now: Mapping[str, Any], trace: Trace
 ) -> GateDifference:
-    one = before["steps"][number]
-    other = now["steps"][number]
-    step = trace["steps"][number]
-    found = partial(GateDifference, number)
-    values = _values(one["values"], other["values"])
-    for stage, phase in (("order", "samples"), (compare.SAMPLES, "sample values")):
-        if one[stage] != other[stage]:
-            return found(phase, _DATA, "", *values)
-    calls = [_parts(each[compare.FORWARD]) for each in (one, other)]
-    if calls[0] != calls[1] and (at := _first_call(calls[0], calls[1])) is not None:
-        names = [name for name, _, _ in _first_calls(step)]
-        operation = _operations(before, now, at, names[at])
-        return found("forward", _title(trace, names[at]), operation, *values)
-    if one[compare.LOSS] != other[compare.LOSS]:
-        return found("loss", "loss", "", *values)
-    is_clipped = one["values"]["norm"] == other["values"]["norm"]
-    if one[compare.GRADIENTS] != other[compare.GRADIENTS] and is_clipped:
-        return found("clipping of the gradient", _OPTIMIZER, "", *values)
-    if one[compare.GRADIENTS] != other[compare.GRADIENTS]:
-        name = _named(step[compare.GRADIENTS], one["by parameter"], other["by parameter"])
-        return found("backward", _module_of(trace, name), "", *values)
-    if one[compare.BUFFERS] != other[compare.BUFFERS]:
-        return found("buffers", "(the model)", "", *values)
-    is_rate = one["values"]["lr"] != other["values"]["lr"]
-    return found("learning rate" if is_rate else "update", _OPTIMIZER, "", *values)
+    one, other = before["steps"][number], now["steps"][number]
+    found = compare.difference_of_step(_traced(before, number), _traced(now, number))
+    stage = "" if found is None else found.stage
+    operation = ""
+    if stage == compare.SAMPLES:
+        place = "samples" if one["order"] != other["order"] else "sample values", _DATA
+    elif found is not None and stage == compare.FORWARD:
+        titles = [
+            each["modules"][at or 0][0] for each, at in zip((before, now), found.calls, strict=True)
+        ]
+        place = stage, titles[1]
+        operation = _operations(before, now, titles)
+    elif stage == compare.LOSS:
+        place = stage, stage
+    elif stage == compare.GRADIENTS and one["values"]["norm"] == other["values"]["norm"]:
+        place = "clipping of the gradient", _OPTIMIZER
+    elif found is not None and stage == compare.GRADIENTS:
+        name = _named(list(trace.steps.values())[number].gradients, found.name)
+        place = "backward", _module_of(now, name)
+    elif stage == compare.BUFFERS:
+        place = stage, "(the model)"
+    else:
+        is_rate = one["values"]["lr"] != other["values"]["lr"]
+        place = "learning rate" if is_rate else "update", _OPTIMIZER
+    return GateDifference(number, *place, operation, *_values(one["values"], other["values"]))
 
 
 def _values(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, str, str]:
@@ -343,28 +348,12 @@ def _values(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, str,
     return "", "", ""
 
 
-def _first_call(before: Sequence[str], now: Sequence[str]) -> int | None:
-    """Return the first call, by number, whose inputs are as before, and whose outputs are not.
-
-    The lists have two digests for each call. Calls are in the order in which they return, so this is the innermost one.
-    """
-    numbers = range(len(now) // 2)
-    if len(before) == len(now):
-        pairs = [(before[2 * at : 2 * at + 2], now[2 * at : 2 * at + 2]) for at in numbers]
-        inner = [at for at, (a, b) in enumerate(pairs) if a[0] == b[0] and a[1] != b[1]]
-        return next(iter(inner), next((at for at, (a, b) in enumerate(pairs) if a != b), None))
-    # Modules were added or removed: a value counts as equal wherever it was before.
-    known = set(before)
-    changed = [at for at in numbers if now[2 * at + 1] not in known]
-    return next((at for at in changed if now[2 * at] in known), next(iter(changed), None))
-
-
-def _operations(before: Mapping[str, Any], now: Mapping[str, Any], at: int, name: str) -> str:
+def _operations(before: Mapping[str, Any], now: Mapping[str, Any], titles: Sequence[str]) -> str:
     """Return the operation of a module that has changed; if the operations are the same, all of them."""
-    titles = before["modules"]
-    old_name = titles[at].rpartition(" (")[0] if at < len(titles) else name
-    old = before["operations"].get("" if old_name == "the model" else old_name, [])
-    new = now["operations"].get(name, [])
+    old, new = (
+        summary["operations"].get(title, [])
+        for summary, title in zip((before, now), titles, strict=True)
+    )
     for one, other in zip([*old, "none"], [*new, "none"], strict=False):
         if one != other:
             return f"{one} before, {other} now"
@@ -373,16 +362,17 @@ def _operations(before: Mapping[str, Any], now: Mapping[str, Any], at: int, name
     return ", ".join(several[:_SHOWN]) + more
 
 
-def _named(digests: Mapping[str, Any], before: str, now: str) -> str:
-    """Return the name of the first of some tensors whose short digest differs."""
-    pairs = zip(digests, _parts(before), _parts(now), strict=False)
-    return next(
-        (name for name, one, other in pairs if one != other), next(reversed(list(digests)), "")
-    )
+def _named(digests: Iterable[str], position: str) -> str:
+    """Return the name of a tensor by its position; the last one where no short digest differs."""
+    names = list(digests)
+    return names[int(position or -1)] if names else ""
 
 
-def _module_of(trace: Mapping[str, Any], tensor: str) -> str:
-    return _title(trace, tensor.rpartition(".")[0])
+def _module_of(summary: Mapping[str, Any], tensor: str) -> str:
+    """Return the title of the module of a tensor."""
+    name = tensor.rpartition(".")[0] or "the model"
+    titles = (title for title, _ in summary["modules"])
+    return next((title for title in titles if title.rpartition(" (")[0] == name), name)
 
 
 def _beyond(

@@ -14,9 +14,10 @@ from samebits.errors import SamebitsError, SampleError, printable
 from samebits.plain_file import short_path
 from samebits.replay import compare
 from samebits.replay.cause import UNKNOWN, Cause, candidates, explain
-from samebits.replay.compare import INPUT, ROOT, TrialDifference
+from samebits.replay.compare import INPUT, ROOT, TraceDifference
 from samebits.replay.context import REPLACED, WRITTEN
-from samebits.replay.trial import RAISED, Trial, TrialTrace
+from samebits.replay.trace import Trace
+from samebits.replay.trial import RAISED, Trial
 
 # Findings of a check: what differs, its cause, and what to do.
 
@@ -111,13 +112,13 @@ class Outcome:
     """The result of one trial."""
 
     trial: Trial  #: The trial.
-    record: TrialTrace | None  #: The record of the whole world; None if it failed.
+    record: Trace | None  #: The trace of the whole world; None if it failed.
     error: SamebitsError | None = None  #: The error of the first rank that failed.
     line: tuple[str, int] | None = None  #: Its FILE and LINE in the user's code.
-    ranks: TrialDifference | None = None  #: The first difference between the ranks of this world.
+    ranks: TraceDifference | None = None  #: The first difference between the ranks of this world.
 
 
-def judge(notes: TrialTrace, outcomes: Sequence[Outcome]) -> tuple[list[Finding], list[str]]:
+def judge(notes: Mapping[str, Any], outcomes: Sequence[Outcome]) -> tuple[list[Finding], list[str]]:
     """Return the faults of a recipe, none if it is exact; and the aspects of a run that were compared and are equal.
 
     Args:
@@ -164,9 +165,9 @@ def _passed(findings: Sequence[Finding], stage: str | None) -> list[str]:
 
 
 def _differing(
-    notes: TrialTrace,
+    notes: Mapping[str, Any],
     outcomes: Sequence[Outcome],
-    difference: TrialDifference,
+    difference: TraceDifference,
     where: str,
     between: str,
 ) -> Finding:
@@ -189,15 +190,15 @@ def _differing(
 
 
 def _first(
-    notes: TrialTrace, outcomes: Sequence[Outcome]
-) -> tuple[TrialDifference, str, str] | None:
+    notes: Mapping[str, Any], outcomes: Sequence[Outcome]
+) -> tuple[TraceDifference, str, str] | None:
     """Return the first difference, where it shows (see `causes.candidates`), and between what."""
     checks = notes["checks"]
     own = {each["kind"]: each for each in notes["state"] if each["kind"] in (REPLACED, WRITTEN)}
     for kind, each in own.items():
         name = "a buffer" if kind == REPLACED else "a parameter"
         return (
-            TrialDifference(compare.FORWARD, 0, 0, each["path"], kind),
+            TraceDifference(compare.FORWARD, 0, 0, each["path"], kind),
             "again",
             f"{name} is changed by it",
         )
@@ -208,13 +209,13 @@ def _first(
         if checks.get(f"reread {name}"):
             sample = str(checks[f"reread {name}"][0])
             return (
-                TrialDifference(stage, 0, None, sample, name),
+                TraceDifference(stage, 0, None, sample, name),
                 "again",
                 "two readings with the same key",
             )
         if checks.get(f"kept {name}") and (first is None or first.place >= (0, 1)):
             return (
-                TrialDifference(stage, 0, None, "", name),
+                TraceDifference(stage, 0, None, "", name),
                 "world",
                 "a new dataset and one that was read before",
             )
@@ -225,7 +226,7 @@ def _first(
         if repeat is not None:
             stage, name, detail = repeat
             return (
-                TrialDifference(stage, 0, 0, name, detail),
+                TraceDifference(stage, 0, 0, name, detail),
                 "again",
                 "two passes of one micro-batch",
             )
@@ -240,9 +241,9 @@ def _first(
     )
 
 
-def _by_trial(outcomes: Sequence[Outcome]) -> dict[str, TrialDifference]:
+def _by_trial(outcomes: Sequence[Outcome]) -> dict[str, TraceDifference]:
     """Return the first difference of each trial from the reference."""
-    found: dict[str, TrialDifference] = {}
+    found: dict[str, TraceDifference] = {}
     for outcome in outcomes:
         difference = outcome.ranks
         if (
@@ -252,7 +253,7 @@ def _by_trial(outcomes: Sequence[Outcome]) -> dict[str, TrialDifference]:
         ):
             difference = compare.first_difference(outcomes[0].record, outcome.record) or difference
         elif outcome.error is not None:
-            difference = TrialDifference(
+            difference = TraceDifference(
                 _stage_of(outcome.error), 0, None, "", str(outcome.error.what)
             )
         if difference is not None:
@@ -286,7 +287,7 @@ def _where(differing: Sequence[Trial], outcomes: Sequence[Outcome]) -> str:
     return "world"
 
 
-def _describe(difference: TrialDifference, between: str) -> str:
+def _describe(difference: TraceDifference, between: str) -> str:
     step = f" at step {difference.step + 1:,}" if difference.step is not None else ""
     name = f"`{difference.name}`" if difference.name else ""
     if difference.detail in (REPLACED, WRITTEN):
@@ -356,7 +357,7 @@ def _sums(losses: Mapping[str, Sequence[float]]) -> list[Finding]:
     return found
 
 
-def _merges(notes: TrialTrace) -> list[Finding]:
+def _merges(notes: Mapping[str, Any]) -> list[Finding]:
     metric = notes["checks"].get("metric")
     if metric is None:
         return []

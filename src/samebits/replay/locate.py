@@ -2,28 +2,41 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from samebits.bits import Element
 from samebits.provenance.record import StepRecord
-from samebits.replay.folders import unequal_fields
+from samebits.replay.compare import (
+    BUFFERS,
+    GRADIENTS,
+    MODEL,
+    OPTIMIZER,
+    SAMPLES,
+    SUMS,
+    WEIGHTS,
+    changed_fields,
+    difference_of_step,
+    first_tensor,
+    largest_difference,
+    module_of,
+    unequal,
+    values_of,
+)
 from samebits.replay.stepper import ReplayedRun
 from samebits.replay.trace import (
     APPLIED,
     BACKWARD,
     BATCH,
     CALL,
+    FORWARD,
     GRADIENT,
     LOSS,
-    MODEL,
     OPERATION,
     SUMMED,
     Key,
     MicroTrace,
     Operation,
     StepTrace,
-    first_tensor,
-    largest_difference,
-    module_of,
 )
 from samebits.storage.checkpoint import AVERAGE
 
@@ -121,7 +134,7 @@ def describe_not_reproduced(sides: Sides, agrees: Sequence[bool], record: StepRe
     side = wrong[0]
     recorded = side.recorded.log.get(step)
     assert recorded is not None
-    first = unequal_fields(recorded, record)[0]
+    first = changed_fields(recorded, record)[0]
     if first.name in _PLACES:
         phase, module = _PLACES[first.name]
         values = (first.a, first.b) if side.name == "a" else (first.b, first.a)
@@ -177,14 +190,7 @@ def _of_tensor(step: int, phase: str, found: tuple[str, Element], notes: list[st
     )
 
 
-# The first difference between two traces of one step, in the order in which a step computes.
-#
-#     for each micro-batch     samples -> their values -> forward -> loss -> backward
-#     then                     sum of the gradients -> clipping -> buffers, update
-#
-# In the forward pass the first call of a module is searched whose inputs occur in both runs, and whose output does not;
-# then the same among the calls inside of it. A value counts as equal wherever the other run has it, so that renamed,
-# split or reordered modules count only if they change a value that others use.
+# The place of the first difference within the traces of a step, with the tensors to look at.
 
 
 @dataclass(frozen=True)
@@ -206,41 +212,48 @@ class FirstDifference:
 
 def locate(a: StepTrace, b: StepTrace) -> FirstDifference | None:
     """Return the first difference of one step of both runs before the update; None if gradients are equal."""
-    if (place := _samples(a.micro_batches, b.micro_batches)) is not None:
-        return place
-    for index, (one, other) in enumerate(zip(a.micro_batches, b.micro_batches, strict=True)):
-        for find in (_sample_values, _forward, _loss, _backward):
-            if (place := find(index, one, other)) is not None:
-                return place
-    for kind, phase in ((SUMMED, "sum of the gradients"), (APPLIED, "clipping of the gradient")):
-        before, after = (a.summed, b.summed) if kind == SUMMED else (a.applied, b.applied)
-        if (names := _unequal(before, after)) is not None:
-            keys: list[tuple[Key, Key]] = [((kind, 0, names[0]), (kind, 0, names[1]))]
-            return FirstDifference(
-                phase, module=module_of(names[0]), what=f"gradient of {names[0]}", keys=keys
-            )
-    return None
+    found = difference_of_step(a, b)
+    if found is None or found.stage in (BUFFERS, WEIGHTS, OPTIMIZER):
+        return None
+    if found.stage in (SUMS, GRADIENTS):
+        kind, phase = (
+            (SUMMED, "sum of the gradients")
+            if found.stage == SUMS
+            else (APPLIED, "clipping of the gradient")
+        )
+        names = unequal(getattr(a, found.stage), getattr(b, found.stage))
+        assert names is not None
+        key: tuple[Key, Key] = ((kind, 0, names[0]), (kind, 0, names[1]))
+        return FirstDifference(
+            phase, module=module_of(names[0]), what=f"gradient of {names[0]}", keys=[key]
+        )
+    index = found.micro_batch or 0
+    if found.stage == SAMPLES:
+        every = [list(step.micro_batches.values()) for step in (a, b)]
+        place = _samples(*every) or _sample_values(index, found.name, every[0][index])
+    else:
+        one, other = (step.micro_batches[str(index)] for step in (a, b))
+        place = {FORWARD: _forward, LOSS: _loss, BACKWARD: _backward}[found.stage](
+            index, one, other, found.calls
+        )
+        place = replace(place, samples=_indices(one))
+    return place
+
+
+def _indices(trace: MicroTrace) -> list[int]:
+    return list(map(int, trace.samples))
 
 
 def _samples(a: Sequence[MicroTrace], b: Sequence[MicroTrace]) -> FirstDifference | None:
     """Compare the samples of all micro-batches: they are known before the step begins."""
     for index, (one, other) in enumerate(zip(a, b, strict=False)):
-        if len(one.indices) != len(other.indices):
-            sizes = [f"{len(each.indices)} samples" for each in (one, other)]
-            return FirstDifference(
-                "samples",
-                index,
-                what="size of the micro-batch",
-                a=sizes[0],
-                b=sizes[1],
-                samples=one.indices,
-            )
-        for at, (sample, instead) in enumerate(zip(one.indices, other.indices, strict=True)):
+        sizes = [f"{len(each.samples)} samples" for each in (one, other)]
+        found = partial(FirstDifference, "samples", index, samples=_indices(one))
+        if sizes[0] != sizes[1]:
+            return found(what="size of the micro-batch", a=sizes[0], b=sizes[1])
+        for at, (sample, instead) in enumerate(zip(one.samples, other.samples, strict=True)):
             if sample != instead:
-                what = f"sample at position {at}"
-                return FirstDifference(
-                    "samples", index, what=what, a=str(sample), b=str(instead), samples=one.indices
-                )
+                return found(what=f"sample at position {at}", a=sample, b=instead)
     if len(a) != len(b):
         return FirstDifference(
             "samples", what="number of micro-batches", a=str(len(a)), b=str(len(b))
@@ -248,60 +261,43 @@ def _samples(a: Sequence[MicroTrace], b: Sequence[MicroTrace]) -> FirstDifferenc
     return None
 
 
-def _sample_values(index: int, a: MicroTrace, b: MicroTrace) -> FirstDifference | None:
-    sample = next((each for each in a.indices if a.samples.get(each) != b.samples.get(each)), None)
-    if sample is None:
-        return None
+def _sample_values(index: int, sample: str, a: MicroTrace) -> FirstDifference:
     key: Key = (BATCH, index, 0)
-    what = f"sample {sample}, row {a.indices.index(sample)} of the batch,"
-    return FirstDifference("sample values", index, what=what, keys=[(key, key)], samples=[sample])
+    what = f"sample {sample}, row {list(a.samples).index(sample)} of the batch,"
+    return FirstDifference(
+        "sample values", index, what=what, keys=[(key, key)], samples=[int(sample)]
+    )
 
 
-def _forward(index: int, a: MicroTrace, b: MicroTrace) -> FirstDifference | None:
-    values_a = _values(a)
-    values_b = _values(b)
-    one = _first_call(a, None, values_b)
-    other = _first_call(b, None, values_a)
-    if one is None and other is None:
-        return None
-    while one is not None and other is not None:
-        inner = _first_call(a, one, values_b), _first_call(b, other, values_a)
-        # Where only one run has such a call, the other run's place is the module around it.
-        one = one if inner[0] is None else inner[0]
-        other = other if inner[1] is None else inner[1]
-        if None in inner:
-            break
+Calls = tuple[int | None, int | None]
+
+
+def _forward(index: int, a: MicroTrace, b: MicroTrace, calls: Calls) -> FirstDifference:
+    one, other = calls
     operations = _first_operations(
         a, b, lambda each: each.call == one, lambda each: each.call == other
     )
-    calls: list[tuple[Key, Key]] = []
+    outputs: list[tuple[Key, Key]] = []
     if one is not None and other is not None:
-        calls = [((CALL, index, one), (CALL, index, other))]
+        outputs = [((CALL, index, one), (CALL, index, other))]
     # A module that contains others may compute much more between this operation and its output.
     is_outer = any(call.parent == one for call in a.calls)
-    keys = [*operations.keys(index), *calls] if is_outer else [*calls, *operations.keys(index)]
+    keys = [*operations.keys(index), *outputs] if is_outer else [*outputs, *operations.keys(index)]
     module = _both(_title(a, one), _title(b, other))
-    return FirstDifference(
-        "forward", index, module, operations.name, "output", keys, samples=a.indices
-    )
+    return FirstDifference("forward", index, module, operations.name, "output", keys)
 
 
-def _loss(index: int, a: MicroTrace, b: MicroTrace) -> FirstDifference | None:
-    if a.loss == b.loss:
-        return None
+def _loss(index: int, a: MicroTrace, b: MicroTrace, _: Calls) -> FirstDifference:
     operations = _first_operations(
         a, b, lambda each: each.phase == LOSS, lambda each: each.phase == LOSS
     )
     keys: list[tuple[Key, Key]] = [*operations.keys(index), ((LOSS, index, 0), (LOSS, index, 0))]
-    return FirstDifference(
-        "loss", index, "loss", operations.name, "result", keys, samples=a.indices
-    )
+    return FirstDifference("loss", index, "loss", operations.name, "result", keys)
 
 
-def _backward(index: int, a: MicroTrace, b: MicroTrace) -> FirstDifference | None:
-    names = _unequal(a.gradients, b.gradients)
-    if names is None:
-        return None
+def _backward(index: int, a: MicroTrace, b: MicroTrace, _: Calls) -> FirstDifference:
+    names = unequal(a.gradients, b.gradients)
+    assert names is not None
     operations = _first_operations(
         a, b, lambda each: each.phase == BACKWARD, lambda each: each.phase == BACKWARD
     )
@@ -312,27 +308,7 @@ def _backward(index: int, a: MicroTrace, b: MicroTrace) -> FirstDifference | Non
     keys = operations.keys(index)
     what = "result" if keys else f"gradient of {names[0]}"
     gradient: tuple[Key, Key] = ((GRADIENT, index, names[0]), (GRADIENT, index, names[1]))
-    return FirstDifference(
-        "backward", index, module, operations.name, what, [*keys, gradient], samples=a.indices
-    )
-
-
-def _values(trace: MicroTrace) -> set[bytes]:
-    """Return the digests of all values that a micro-batch computed or used."""
-    found = {each.output for each in trace.operations}
-    return found | {value for call in trace.calls for value in (call.inputs, call.output)}
-
-
-def _first_call(trace: MicroTrace, parent: int | None, others: set[bytes]) -> int | None:
-    """Return the first call inside of a call whose inputs the other run has, and whose output it has not."""
-    inner = [
-        (call.order, number) for number, call in enumerate(trace.calls) if call.parent == parent
-    ]
-    calls = ((number, trace.calls[number]) for _, number in sorted(inner))
-    return next(
-        (number for number, call in calls if call.inputs in others and call.output not in others),
-        None,
-    )
+    return FirstDifference("backward", index, module, operations.name, what, [*keys, gradient])
 
 
 @dataclass(frozen=True)
@@ -363,8 +339,8 @@ def _first_operations(
     is_meant_a: Callable[[Operation], bool],
     is_meant_b: Callable[[Operation], bool],
 ) -> _Operations:
-    one = _first_operation(a, is_meant_a, _values(b))
-    other = _first_operation(b, is_meant_b, _values(a))
+    one = _first_operation(a, is_meant_a, values_of(b))
+    other = _first_operation(b, is_meant_b, values_of(a))
     names = [
         [] if number is None else [each.name for each in trace.operations[: number + 1]]
         for trace, number in ((a, one), (b, other))
@@ -378,23 +354,11 @@ def _first_operations(
 
 
 def _first_operation(
-    trace: MicroTrace, is_meant: Callable[[Operation], bool], others: set[bytes]
+    trace: MicroTrace, is_meant: Callable[[Operation], bool], others: set[str]
 ) -> int | None:
     numbered = enumerate(trace.operations)
     return next(
         (number for number, each in numbered if is_meant(each) and each.output not in others), None
-    )
-
-
-def _unequal(a: dict[str, bytes], b: dict[str, bytes]) -> tuple[str, str] | None:
-    """Return the names of the first values that differ: by name, or by position where names differ."""
-    if a.keys() == b.keys():
-        name = next((name for name in a if a[name] != b[name]), None)
-        return None if name is None else (name, name)
-    pairs = zip(a.items(), b.items(), strict=False)
-    found = next(((one, other) for (one, x), (other, y) in pairs if x != y), None)
-    return (
-        found if found is not None or len(a) == len(b) else (next(iter(a), ""), next(iter(b), ""))
     )
 
 

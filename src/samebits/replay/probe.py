@@ -36,12 +36,12 @@ from samebits.module.check_model import check_trainable
 from samebits.module.determinism import use_deterministic_algorithms
 from samebits.portable.mode import LIST_OPERATIONS, listed_operations
 from samebits.recipes.catalog import find
-from samebits.replay.compare import ModuleRecorder, digests, first_in_pass, gradients
+from samebits.replay.compare import difference_of_step
 from samebits.replay.context import REPLACED, UNSAVED, WRITTEN, Notes, Probed
 from samebits.replay.state import Cell, LineWatch, changed, global_generators
+from samebits.replay.trace import Recorder, StepTrace, digest
 from samebits.replay.trial import (
     NUM_EVAL,
-    TrialTrace,
     guarded,
     quiet,
     shuffle_generators,
@@ -165,7 +165,6 @@ def _merged(parts: Parts, pairs: list[tuple[Any, Batch]], size: int) -> dict[str
 # Probes of the model and the loss: a micro-batch, another one, and the first again; a batch and its halves.
 
 
-Pass = dict[str, Any]
 MAX_PASSES = 12  # of one micro-batch, where the model or the loss keeps state
 
 
@@ -176,7 +175,8 @@ class _Model:
         self.probed = probed
         self.parts = parts
         self.model = prepare_model(parts.model, probed.config, probed.device)
-        self.recorder = ModuleRecorder(self.model)
+        self.recorder = Recorder([self.model])
+        self.own_state: list[str] = []  # paths of what the last pass has changed
         modules = self.model.named_modules()
         self._buffers = [
             (path, module, name, buffer, None if buffer is None else buffer.clone())
@@ -187,26 +187,22 @@ class _Model:
             name: parameter.detach().clone() for name, parameter in self.model.named_parameters()
         }
 
-    def run(self, batch: Batch, forward_key: int) -> Pass:
+    def run(self, batch: Batch, forward_key: int) -> StepTrace:
         """Run forward and backward, and return what was computed. The model's own state is set back."""
         during = self.probed.notes.during
         seed_forward(forward_key, self.probed.device)
-        events = self.recorder.start()
+        self.recorder.start(0, {})
         with during("forward"):
             outputs = self.model(batch.inputs)
-        self.recorder.stop()
+        self.recorder.end_forward()
         with during("loss"):
             terms = self.parts.loss(outputs, batch)
             total = torch.stack([term.float() for term in terms.values()]).sum()
+        self.recorder.loss(terms)
         with during("backward"):
             total.backward()
-        found: Pass = {
-            "modules": events,
-            "loss": digests({name: term.detach() for name, term in terms.items()}),
-            "gradients": gradients(self.model),
-            "buffers": digests(dict(self.model.named_buffers())),
-        }
-        found["own state"] = [cell.path for cell in self.cells() if self._is_changed(cell)]
+        found = self.recorder.step({})
+        self.own_state = [cell.path for cell in self.cells() if self._is_changed(cell)]
         self._set_back()
         return found
 
@@ -253,7 +249,7 @@ def probe_model(
     notes = probed.notes
     batches = [loader.batch(leaf.indices, leaf.keys) for leaf in leaves[:2]]
     tried = _Model(probed, parts)
-    passes: list[Pass] = []
+    passes: list[StepTrace] = []
 
     def run(number: int = 0) -> None:
         passes.append(tried.run(batches[number], leaves[number].forward_key))
@@ -264,11 +260,13 @@ def probe_model(
 
     def difference() -> Any:
         run()
-        return first_in_pass(passes[0], passes[-1])
+        found = difference_of_step(passes[0], passes[-1])
+        return found and (found.stage, found.name, found.detail)
 
     roots = probed.roots(model=tried.model, loss=parts.loss)
     with seeded(0):
         suspects, undo = changed(roots, run)
+        own_state = tried.own_state
         run(len(batches) - 1)
         notes.checks["repeat"] = difference()
         num_passes = 2
@@ -278,7 +276,7 @@ def probe_model(
         if suspects and notes.checks["repeat"] is not None:
             notes.prove("forward", undo, lambda: advance(num_passes), lambda: difference() is None)
         notes.watch("forward", suspects, roots, run)
-        _watch_own_state(tried, passes[0]["own state"], run)
+        _watch_own_state(tried, own_state, run)
         tried.recorder.remove()
         notes.phase = "loss"
         notes.checks["loss"] = _halves(tried, loader, max(leaves, key=len))
@@ -332,10 +330,10 @@ def _identity(module: nn.Module, name: str) -> int:
 
 
 def _bits(tensor: Tensor | None) -> str | None:
-    return None if tensor is None else digests({"": tensor})[""]
+    return None if tensor is None else digest(tensor)
 
 
-def probe(source: str, overrides: list[str]) -> TrialTrace:
+def probe(source: str, overrides: list[str]) -> dict[str, Any]:
     """Probe a recipe in this process, and return what was found."""
     shuffle_generators()
     notes = Notes()
@@ -348,7 +346,7 @@ def probe(source: str, overrides: list[str]) -> TrialTrace:
     return {**notes.to_plain(), **answer, "operations": listed_operations()}
 
 
-def _probe(source: str, overrides: list[str], notes: Notes) -> TrialTrace:
+def _probe(source: str, overrides: list[str], notes: Notes) -> dict[str, Any]:
     cells = global_generators()
     with LineWatch(cells) as watch, notes.during("import"):
         spec = find(source)

@@ -24,12 +24,10 @@ from torch.optim import Optimizer
 from samebits.cluster.world import World
 from samebits.data.order import MicroBatch
 from samebits.own_loop import session
-from samebits.parallel.checksum import checksums
 from samebits.portable.mode import listed_operations
 from samebits.portable.scripts import own_kernels
 from samebits.provenance.fingerprint import describe_kernels
-from samebits.replay.compare import digest_of, digests
-from samebits.replay.steps import LoopRecorder
+from samebits.replay.trace import OPERATIONS, STATE, Recorder, Trace, digest, digests
 
 
 class ScriptTrial:
@@ -51,29 +49,28 @@ class ScriptTrial:
     ) -> None:
         self._path = folder / f"rank-{world.rank}.json"
         self._num_steps = num_steps
-        self._modules = modules
-        self._samples: dict[str, str] = {}
-        self._states: list[dict[str, int]] = []
         # Other modules of the script, by identity.
-        self._held: dict[int, tuple[str, dict[str, int]]] = {}
+        self._held: dict[int, tuple[str, dict[str, str]]] = {}
         self.settings: dict[str, int] = {}
         self.is_over = self.has_moved = False
-        self._device = world.device
-        self._traced: list[dict[str, Any]] = []
-        self._recorder: LoopRecorder | None = None
+        self._recorder = Recorder(modules, optimizers, detail=OPERATIONS if is_traced else STATE)
+        self._trace = Trace(
+            {"initial weights": digests(dict(self._recorder.model.named_parameters()))},
+            environment=describe_kernels(world.device, own_kernels()),
+        )
+        self._step = 0
         if is_traced:
-            self._recorder = LoopRecorder(modules, optimizers, has_operations=True)
-            self._start = digests(dict(self._recorder.model.named_parameters()))
             _observe_losses(self._recorder)
         atexit.register(self._write)  # a script may make fewer steps
 
     def batch(self, micro_batch: MicroBatch, inputs: Any) -> None:
         """Note a micro-batch of this rank."""
+        self._step = micro_batch.step
         if micro_batch.weight > 0.0:
-            self._samples[f"{micro_batch.step}.{micro_batch.index}"] = digest_of(inputs)
-        if self._recorder is not None:
-            indices = map(str, micro_batch.indices.tolist())
-            self._recorder.batch(micro_batch.index, {",".join(indices): digest_of(inputs)})
+            samples = {",".join(map(str, micro_batch.indices.tolist())): digest(inputs)}
+            self._recorder.start(micro_batch.index, samples)
+        else:  # repeated: it counts on the rank that has it
+            self._recorder.pause()
 
     def step(self, state: dict[str, Tensor]) -> None:
         """Note the state after a step, tensors of any shape by name, and end the script after the last step.
@@ -84,52 +81,41 @@ class ScriptTrial:
         Raises:
             SystemExit: The trial has all of its steps.
         """
-        known = {id(each) for module in self._modules for each in module.modules()}
+        known = {id(each) for each in self._recorder.model.modules()}
         # The garbage collector also knows the modules that the script did not give to `exact`.
         # By type: isinstance() would ask each object for its __class__, at which torch's deprecated names warn.
         found = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
         others = [each for each in found if id(each) not in known]
         inner = {id(each) for other in others for each in other.children()}
         outer = {
-            id(each): (type(each).__name__, checksums(each.state_dict()))
+            id(each): (type(each).__name__, digests(each.state_dict()))
             for each in others
             if id(each) not in inner
         }
         # Only those that change: a module that the script never uses may have weights from anywhere.
         changed = [held for number, held in outer.items() if self._held.get(number, held) != held]
         self._held = outer
-        more = {
-            f"{kind} that exact() was not given: {name}": own[name]
-            for kind, own in changed
-            for name in own
-        }
-        self._states.append(checksums(state) | more)
-        if self._recorder is not None:
-            self._traced.append({"values": self._recorder.values(), **self._recorder.step()})
-        if len(self._states) == self._num_steps:
+        trace = self._recorder.step(self._recorder.values())
+        for kind, own in changed:
+            trace.weights |= {
+                f"{kind} that exact() was not given: {name}": own[name] for name in own
+            }
+        self._trace.steps[str(self._step)] = trace
+        if len(self._trace.steps) == self._num_steps:
             self.is_over = True
             raise SystemExit(0)
 
     def _write(self) -> None:
-        content: dict[str, Any] = {
-            "samples": self._samples,
-            "states": self._states,
+        content = {
             "settings": self.settings,
             "has_moved": self.has_moved,
             "operations": listed_operations(),
+            "trace": self._trace.to_plain(),
         }
-        if self._recorder is not None:
-            content["trace"] = {
-                "start": {"initial weights": self._start},
-                "steps": self._traced,
-                "evaluation": {},
-                "environment": describe_kernels(self._device, own_kernels()),
-                **self._recorder.described(),
-            }
         self._path.write_text(json.dumps(content), encoding="utf-8")
 
 
-def _observe_losses(recorder: LoopRecorder) -> None:
+def _observe_losses(recorder: Recorder) -> None:
     plain = torch.autograd.backward
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:

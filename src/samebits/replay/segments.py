@@ -15,7 +15,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from samebits.bench.bench import advance, joined
-from samebits.bits import first_element
 from samebits.cluster import collectives
 from samebits.cluster.env import RankAssignment
 from samebits.cluster.world import World
@@ -49,6 +48,7 @@ from samebits.inference.trained_model import TrainedModel
 from samebits.provenance.identity import DATASET_INFO, identity
 from samebits.provenance.record import NO_DIGEST, STEPS_FILE, StepLog, StepRecord, read_steps
 from samebits.recipes.catalog import RecipeSpec
+from samebits.replay.compare import changed_fields, first_tensor
 from samebits.replay.record_files import compare_monitor, finding
 from samebits.report.console import Console
 from samebits.storage import checkpoint
@@ -161,17 +161,6 @@ def describe(segments: Iterable[Segment], limit: int = 5) -> str:
 # Comparison of a replay with the record: of a step's values, of metrics, and of tensors, each by its bits.
 
 
-# What is compared, and the attribute of `StepRecord`. What a step reads comes before what follows from it.
-NAMES = {
-    "samples": "samples",
-    "samples' values": "content",
-    "learning rate": "lr",
-    "loss": "loss",
-    "gradient norm": "norm",
-    "outcome": "outcome",
-}
-
-
 @dataclass(frozen=True)
 class Difference:
     """The first difference of a segment."""
@@ -180,19 +169,6 @@ class Difference:
     name: str  #: What differs: loss, gradient norm, learning rate, samples, content, outcome, a metric, or a tensor.
     recorded: str  #: The value in the run's record.
     replayed: str  #: The value of the replay.
-
-
-def compare_step(recorded: StepRecord | None, replayed: StepRecord) -> Difference | None:
-    """Return the first value of a step that differs; None if all are equal, or nothing is recorded."""
-    # By bytes, since NaN is not equal to itself.
-    if recorded is None or recorded.to_bytes() == replayed.to_bytes():
-        return None
-    for name, attribute in NAMES.items():
-        before = getattr(recorded, attribute)
-        now = getattr(replayed, attribute)
-        if _text(before) != _text(now):
-            return Difference(replayed.step, name, _text(before), _text(now))
-    return None
 
 
 def compare_metrics(
@@ -211,8 +187,10 @@ def compare_metrics(
     return None
 
 
-def _text(value: float | bytes) -> str:
-    return value.hex() if isinstance(value, bytes) else repr(value)
+def compare_step(recorded: StepRecord | None, replayed: StepRecord) -> Difference | None:
+    """Return the first value of a step that differs; None if all are equal, or nothing is recorded."""
+    changes = changed_fields(recorded, replayed)
+    return Difference(replayed.step, *astuple(changes[0])) if changes else None
 
 
 def compare_tensors(
@@ -224,20 +202,15 @@ def compare_tensors(
         recorded: Tensors of any shape by name, on the CPU.
         replayed: Tensors of any shape by name.
     """
-    for name in [*replayed, *(name for name in recorded if name not in replayed)]:
-        before = recorded.get(name)
-        now = replayed.get(name)
-        if before is None or now is None:
-            return Difference(
-                step,
-                f"tensor {name}",
-                "none" if before is None else "present",
-                "none" if now is None else "present",
-            )
-        if (element := first_element([before], [now])) is not None:
-            where = element.index if element.is_value else ""
-            return Difference(step, f"tensor {name}{where}", element.a, element.b)
-    return None
+    if missing := [*(replayed.keys() - recorded.keys()), *(recorded.keys() - replayed.keys())]:
+        kinds = ["present" if missing[0] in each else "none" for each in (recorded, replayed)]
+        return Difference(step, f"tensor {missing[0]}", *kinds)
+    found = first_tensor({name: recorded[name] for name in replayed}, replayed)
+    if found is None:
+        return None
+    name, element = found
+    where = element.index if element.is_value else ""
+    return Difference(step, f"tensor {name}{where}", element.a, element.b)
 
 
 # Replay of one segment after another on a job, compared step by step with the run's record.

@@ -1,7 +1,7 @@
 """One of two runs, opened for replay in this process."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +10,6 @@ import numpy as np
 from torch import Tensor
 
 from samebits.bench.bench import advance, joined
-from samebits.bits import digest
 from samebits.cluster.env import ALONE
 from samebits.config.document import mapping_layer
 from samebits.config.load import load
@@ -31,6 +30,7 @@ from samebits.provenance.record import NO_DIGEST, StepRecord, digest_of_samples
 from samebits.provenance.run_files import settings_of
 from samebits.recipes.catalog import RecipeSpec, find
 from samebits.replay.folders import RecordedRun
+from samebits.replay.trace import EVERYTHING, Key, Recorder, StepTrace, digest
 from samebits.storage import checkpoint
 from samebits.storage.checkpoint import name_of
 from samebits.storage.manifest import WEIGHTS
@@ -187,6 +187,22 @@ class ReplayedRun:
             step, result, samples, digest_content(job) if self._has_content else NO_DIGEST
         )
 
+    def trace(self, keep: Container[Key] = ()) -> tuple[StepRecord, StepTrace]:
+        """Replay the next step, and trace it; keep the tensors with these keys."""
+        self.num_replays += 1
+        job = self.job
+        recorder = Recorder(
+            [job.model], detail=EVERYTHING, keep=keep, is_compiled=job.compiled is not None
+        )
+        loader = self.loader
+        with recorder.traced(job, loader) as traced:
+            self.loader = traced
+            try:
+                record = self.step()
+            finally:
+                self.loader = loader
+        return record, recorder.step({})
+
     def matches(self, record: StepRecord) -> bool:
         """Return whether a replayed step has the bits of the run's record; True if the run has none."""
         recorded = self.recorded.log.get(record.step)
@@ -213,9 +229,9 @@ class ReplayedRun:
                 found[f"{parameter_name}:{name.removeprefix(prefix)}"] = tensors[name]
         return found
 
-    def state(self) -> list[bytes]:
+    def state(self) -> list[str]:
         """Return a digest of each tensor of the state, in the model's order."""
-        return [digest([tensor]) for tensor in self.tensors().values()]
+        return [digest(tensor) for tensor in self.tensors().values()]
 
     def snapshot(self) -> Snapshot:
         """Copy the current state."""

@@ -1,111 +1,81 @@
-"""A traced step: digests of all that it computes, in the order of execution, and comparisons of tensors by their
-bits.
+"""What a step computes, as digests: one recorder for a recipe's job and for the own loop of a script.
+
+    start            a micro-batch, with its samples
+      hooks          inputs and outputs of each call of a module; operations, below autograd, so backward as well
+    loss             its terms
+      hooks          gradient of each parameter
+    step             gradients, buffers, weights and optimizer state after the update
+
+A digest has 16 characters, so a trace is small. Tensors are kept only for a few keys that are known from a first pass:
+the step is then repeated, and gives the same bits.
 """
 
+import hashlib
+import math
 import threading
-from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from samebits.bits import Element, digest, first_element, number_text, tensors_in
+from samebits.bits import as_bytes, plain_in, tensors_in
 from samebits.data.order import MicroBatch
 from samebits.data.samples import Batch, sample_digests
-from samebits.provenance.record import StepRecord
-from samebits.replay.stepper import ReplayedRun
+from samebits.engine.job import Job
+from samebits.parallel.checksum import checksums
 
-# Comparison of tensors by their bits.
-
-
-MODEL = "(the model)"
-_STANDS_OUT = 4.0  # times as much as any other module
-
-
-def module_of(tensor: str) -> str:
-    """Return the name of the module that a parameter or buffer belongs to."""
-    return tensor.rpartition(".")[0] or MODEL
-
-
-def first_tensor(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[str, Element] | None:
-    """Return the first of the tensors, of any shape, that differs, and its first element that does.
-
-    Names may differ, if the order is the same.
-    """
-    names = list(zip(a, b, strict=False))
-    if len(a) != len(b) or any(a[one].shape != b[other].shape for one, other in names):
-        names = [(name, name) for name in a if name in b]
-    for one, other in names:
-        found = first_element([a[one]], [b[other]])
-        if found is not None:
-            return one, found
-    name = next(
-        (name for name in [*a, *b] if len(a) != len(b) and (name not in a or name not in b)), None
-    )
-    if name is None:
-        return None
-    kinds = ["present" if name in each else "none" for each in (a, b)]
-    return name, Element("", kinds[0], kinds[1], is_value=False)
-
-
-def largest_difference(
-    a: Mapping[str, Tensor], b: Mapping[str, Tensor]
-) -> tuple[str, Element] | None:
-    """Return the tensor that differs most, relative to its largest value, and the element that differs most.
-
-    Both have the same names, and tensors of the same shapes.
-
-    None if another module differs almost as much, so that no single tensor stands out.
-    """
-    scores: dict[str, tuple[float, int]] = {}
-    for name in a:
-        if (
-            ":" in name
-            or name not in b
-            or a[name].shape != b[name].shape
-            or not a[name].is_floating_point()
-        ):
-            continue
-        one = a[name].detach().cpu().double().reshape(-1)
-        other = b[name].detach().cpu().double().reshape(-1)
-        # A NaN counts as the largest difference. As NaN it would never compare as larger.
-        distance = torch.nan_to_num((one - other).abs(), nan=float("inf"))
-        # A tensor of zeros has no scale to divide by.
-        scores[name] = (
-            float(distance.max() / other.abs().max().clamp_min(1e-12)),
-            int(distance.argmax()),
-        )
-    if not scores:
-        return None
-    name = max(scores, key=lambda each: scores[each][0])
-    score, at = scores[name]
-    rest = [other for each, (other, _) in scores.items() if module_of(each) != module_of(name)]
-    if score <= _STANDS_OUT * max(rest, default=0.0):
-        return None
-    index = (
-        tuple(int(axis) for axis in np.unravel_index(at, a[name].shape)) if a[name].dim() else ()
-    )
-    return name, Element(f"{list(index)}", number_text(a[name][index]), number_text(b[name][index]))
-
-
-# What a traced step computed: digests, and a few tensors. `tracer.py` collects it.
-
-
-FORWARD = "forward"
-LOSS = "loss"
-BACKWARD = "backward"
-OPERATION = "operation"
-CALL = "call"
-GRADIENT = "gradient"
-BATCH = "batch"
-SUMMED = "summed"
-APPLIED = "applied"
+FORWARD, LOSS, BACKWARD = "forward", "loss", "backward"
+OPERATION, CALL, GRADIENT, BATCH, SUMMED, APPLIED = (
+    "operation", "call", "gradient", "batch", "summed", "applied",
+)  # fmt: skip
 # (kind, micro-batch, number or name): an operation, a call, a gradient, the loss or the batch itself.
 Key = tuple[str, int, int | str]
+# How much is recorded: the state after each step; also calls of modules; also the operations of the first forward pass;
+# or the operations of all, and the gradients of each micro-batch.
+STATE, CALLS, OPERATIONS, EVERYTHING = range(4)
+
+
+def digest(value: Any) -> str:
+    """Return a digest of all tensors and plain values in a value, 16 hex digits."""
+    found = hashlib.blake2b(digest_size=8)
+    for tensor in tensors_in(value):
+        found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+        if dense.device.type == "cpu":
+            found.update(as_bytes(dense).numpy().data)
+        else:  # computed there, since a transfer of all activations would take longer than the step
+            found.update(repr(checksums({"": dense})).encode())
+    found.update(repr(list(plain_in(value))).encode())
+    return found.hexdigest()
+
+
+def digests(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return a digest of each value, such as tensors of any shape, by name."""
+    return {name: digest(value) for name, value in values.items()}
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """Return the gradient of each parameter that has one, of any shape, by name."""
+    every = ((name, parameter.grad) for name, parameter in model.named_parameters())
+    return {name: gradient for name, gradient in every if gradient is not None}
+
+
+def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
+    """Return digests of the optimizer's tensors, named after their parameters."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return digests(
+        {
+            f"{key} of {names.get(id(parameter), 'a parameter')}": value
+            for parameter, state in optimizer.state.items()
+            for key, value in state.items()
+            if isinstance(value, Tensor)
+        }
+    )
 
 
 @dataclass
@@ -114,13 +84,13 @@ class Call:
 
     name: str  #: The module's name in the model; empty for the model itself.
     kind: str  #: Its class.
-    parent: int | None  #: Number of the call that contains this one; None for the model.
-    inputs: bytes  #: Digest of the tensors it was called with.
-    output: bytes = b""  #: Digest of the tensors it returned.
+    parent: int | None  #: Number of the call that contains this one; None for the outermost ones.
+    inputs: str  #: Digest of what it was called with.
+    output: str = ""  #: Digest of what it returned.
     order: int = -1  #: Rank in the order in which calls returned.
 
 
-@dataclass(frozen=True)
+@dataclass
 class Operation:
     """One operation of torch."""
 
@@ -128,7 +98,7 @@ class Operation:
     name: str  #: Its name, such as aten.convolution.
     node: str  #: In the backward pass, the autograd function that ran it.
     call: int | None  #: Number of the call that it belongs to; None outside of the model.
-    output: bytes  #: Digest of its results.
+    output: str  #: Digest of its results.
 
     @property
     def title(self) -> str:
@@ -140,66 +110,75 @@ class Operation:
 class MicroTrace:
     """The trace of a micro-batch."""
 
-    indices: list[int]  #: Samples, in order.
-    samples: dict[int, str] = field(default_factory=dict)  #: Digest of each sample's values.
+    #: Digest of each sample's values by its index, in order.
+    samples: dict[str, str] = field(default_factory=dict)
     #: Calls of modules, in the order in which they began.
     calls: list[Call] = field(default_factory=list)
     #: Operations, in the order in which they ran.
     operations: list[Operation] = field(default_factory=list)
-    loss: bytes = b""  #: Digest of the loss's terms.
+    loss: dict[str, str] = field(default_factory=dict)  #: Digest of each term of the loss.
+    value: float = math.nan  #: The loss.
     #: Digest of the gradient of each parameter, by name.
-    gradients: dict[str, bytes] = field(default_factory=dict)
+    gradients: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class StepTrace:
-    """The trace of a step."""
+    """The trace of a step: digests by name."""
 
-    record: StepRecord  #: The step's record.
-    micro_batches: list[MicroTrace] = field(default_factory=list)  #: The micro-batches, in order.
-    #: Digest of each summed gradient, by parameter.
-    summed: dict[str, bytes] = field(default_factory=dict)
-    #: Digest of each gradient that the optimizer received, by parameter.
-    applied: dict[str, bytes] = field(default_factory=dict)
+    #: The micro-batches, by their index as text, in order.
+    micro_batches: dict[str, MicroTrace] = field(default_factory=dict)
+    summed: dict[str, str] = field(default_factory=dict)  #: Summed gradients, if they are traced.
+    gradients: dict[str, str] = field(default_factory=dict)  #: As the optimizer has received them.
+    buffers: dict[str, str] = field(default_factory=dict)  #: After the step.
+    weights: dict[str, str] = field(default_factory=dict)  #: After the step.
+    optimizer: dict[str, str] = field(default_factory=dict)  #: Its state after the step.
+    values: dict[str, float] = field(default_factory=dict)  #: Loss, gradient norm, learning rate.
     kept: dict[Key, list[Tensor]] = field(default_factory=dict)  #: The tensors of the wanted keys.
 
+    def to_plain(self) -> dict[str, Any]:
+        """Return the trace as plain values."""
+        return asdict(replace(self, kept={}))
 
-# A traced step: digests of everything that it computes, in the order of execution.
-#
-# The step itself runs as in training, between hooks:
-#
-#     loader.batch             digest of each sample
-#     modules, forward         digests of inputs and output of each call, with the calls inside of it
-#     operations               name and digest of each result: TorchDispatchMode, below autograd, so backward as well.
-#                              A node of the backward graph belongs to the module whose forward made it
-#     parameters, backward     digest of the gradient of the micro-batch
-#     reducer.reduce           digest of each summed gradient
-#     optimizer, before        digest of each gradient after clipping
-#
-# A digest takes 16 bytes, so a trace is small. Tensors are kept only for a few keys that are known from a first pass:
-# the step is then repeated, and gives the same bits.
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "StepTrace":
+        """Read a trace from what `to_plain` has returned."""
+        micro_batches = {
+            index: MicroTrace(
+                **{
+                    **each,
+                    "calls": [Call(**call) for call in each["calls"]],
+                    "operations": [Operation(**one) for one in each["operations"]],
+                }
+            )
+            for index, each in plain["micro_batches"].items()
+        }
+        return cls(**{**plain, "micro_batches": micro_batches})
+
+
+@dataclass
+class Trace:
+    """The trace of the first steps of a training."""
+
+    start: dict[str, dict[str, str]] = field(default_factory=dict)  #: What it starts from.
+    #: The steps, by their numbers as text.
+    steps: dict[str, StepTrace] = field(default_factory=dict)
+    evaluation: dict[str, str] = field(default_factory=dict)  #: Each metric, as text.
+    environment: dict[str, str] = field(default_factory=dict)  #: Versions, processor, kernels.
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the trace as plain values."""
+        return {**vars(self), "steps": {name: each.to_plain() for name, each in self.steps.items()}}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> "Trace":
+        """Read a trace from what `to_plain` has returned."""
+        steps = {name: StepTrace.from_plain(each) for name, each in plain["steps"].items()}
+        return cls(**{**plain, "steps": steps})
 
 
 _OWNER = "samebits module"  # key in the metadata of a backward node
 _UNSET = ("aten.empty", "aten.new_empty")  # their values are whatever was in memory
-
-
-def trace_step(side: ReplayedRun, keep: Container[Key] = ()) -> StepTrace:
-    """Run the next step of a run, and trace it; keep the tensors with these keys."""
-    side.num_replays += 1
-    tracer = _Tracer(side, keep)
-    job = side.job
-    loader = side.loader
-    reducer = job.reducer
-    with tracer.hooks():
-        job.reducer, side.loader = _TracedReducer(reducer, tracer), _TracedLoader(loader, tracer)  # type: ignore[assignment]
-        try:
-            record = side.step()
-        finally:
-            job.reducer = reducer
-            side.loader = loader
-    traces = [tracer.traces[index] for index in sorted(tracer.traces)]
-    return StepTrace(record, traces, tracer.summed, tracer.applied, tracer.kept)
 
 
 class _Current(threading.local):
@@ -208,79 +187,183 @@ class _Current(threading.local):
     index: int | None = None
 
 
-class _Tracer:
-    """Collects the trace of one step."""
+class Recorder:
+    """Records what steps compute.
 
-    def __init__(self, side: ReplayedRun, keep: Container[Key]) -> None:
-        self.job = side.job
+    Args:
+        modules, optimizers: Those of the loop.
+        detail: STATE, CALLS, OPERATIONS or EVERYTHING.
+        keep: Keys of the tensors to keep.
+        is_compiled: Whether torch.compile has compiled the model: hooks would change what it generates.
+
+    Attributes:
+        model: All modules in one.
+        kinds: The class of each module, by name.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer] = (),
+        *,
+        detail: int = CALLS,
+        keep: Container[Key] = (),
+        is_compiled: bool = False,
+    ) -> None:
+        self.model = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
+        self.kinds = {name: type(module).__name__ for name, module in self.model.named_modules()}
+        self._optimizers = optimizers
+        self._detail = detail
         self._keep = keep
-        self._names = {parameter: name for name, parameter in self.job.model.named_parameters()}
-        self._local = _Current()
+        self._is_compiled = is_compiled
+        self._current = _Current()
         self._last = 0
+        self._num_started = 0
         self._open: dict[int, list[int]] = {}  # numbers of the calls that run, by micro-batch
-        self._returned: dict[int, int] = {}
-        self.phase: dict[int, str] = {}
-        self.traces: dict[int, MicroTrace] = {}
-        self.summed: dict[str, bytes] = {}
-        self.applied: dict[str, bytes] = {}
-        self.kept: dict[Key, list[Tensor]] = {}
-
-    @property
-    def index(self) -> int:
-        """The current micro-batch. A GPU's backward pass runs in a thread of its own, for the latest one."""
-        return self._last if self._local.index is None else self._local.index
-
-    @property
-    def can_hook(self) -> bool:
-        """Whether modules and operations can be traced. Hooks would change what torch.compile generates."""
-        return self.job.compiled is None
-
-    @contextmanager
-    def hooks(self) -> Iterator[None]:
-        """Register the hooks for one step."""
-        with ExitStack() as stack:
-            for parameter, name in self._names.items():
-                # torch refuses a hook on a frozen parameter.
-                if parameter.requires_grad:
-                    stack.callback(parameter.register_hook(self._gradient(name)).remove)
-            stack.callback(
-                self.job.optimizer.register_step_pre_hook(lambda *_: self.take(APPLIED)).remove
+        self._phase: dict[int, str] = {}
+        self._listing: dict[int, Any] = {}  # contexts of those calls, by micro-batch
+        self._trace = StepTrace()
+        self._handles: list[Any] = []
+        for name, parameter in self.model.named_parameters() if detail == EVERYTHING else ():
+            if parameter.requires_grad:  # torch refuses a hook on a frozen parameter
+                self._handles.append(parameter.register_hook(self._gradient(name)))
+        for name, module in () if is_compiled or detail == STATE else self.model.named_modules():
+            before = module.register_forward_pre_hook(
+                self._enter(name), with_kwargs=True, prepend=True
             )
-            for name, module in self.job.model.named_modules() if self.can_hook else ():
-                before = module.register_forward_pre_hook(
-                    self._enter(name), with_kwargs=True, prepend=True
-                )
-                after = module.register_forward_hook(self._leave, with_kwargs=True)
-                stack.callback(before.remove)
-                stack.callback(after.remove)
-            yield
+            # Always: operations would be listed after a forward pass that fails.
+            after = module.register_forward_hook(self._leave, with_kwargs=True, always_call=True)
+            self._handles += [before, after]
+
+    def start(self, index: int, samples: dict[str, str], batch: Any = None) -> None:
+        """Begin a micro-batch of this thread, with the digest of each of its samples."""
+        self._current.index = self._last = index
+        self._open[index] = []
+        self._phase[index] = FORWARD
+        self._num_started += 1
+        self._trace.micro_batches[str(index)] = MicroTrace(samples)
+        self._keep_if_wanted((BATCH, index, 0), batch)
+
+    def pause(self) -> None:
+        """Record nothing until the next micro-batch."""
+        self._phase[self._index] = ""
+
+    def end_forward(self) -> None:
+        """Note that the loss of the current micro-batch is computed next."""
+        self._phase[self._index] = LOSS
+
+    def loss(self, terms: Mapping[str, Any]) -> None:
+        """Record the loss of the current micro-batch: its terms by name. The backward pass follows."""
+        index = self._index
+        if not self._phase.get(index):
+            return
+        tensors = {name: term for name, term in terms.items() if isinstance(term, Tensor)}
+        micro_batch = self._trace.micro_batches[str(index)]
+        with _disable_current_modes():  # what the recorder computes must not be traced
+            micro_batch.loss = digests(tensors)
+            micro_batch.value = sum(float(term.detach().sum()) for term in tensors.values())
+            self._keep_if_wanted((LOSS, index, 0), list(tensors.values()))
+        self._phase[index] = BACKWARD
+
+    def take_sums(self) -> None:
+        """Record the summed gradients, before they are clipped."""
+        if self._detail == EVERYTHING:
+            self._trace.summed = self._take(SUMMED)
+
+    def values(self) -> dict[str, float]:
+        """Return the mean loss of the step's micro-batches, the norm of its gradient, and the learning rate."""
+        losses = [each.value for each in self._trace.micro_batches.values()]
+        squares = sum(
+            float(each.detach().double().square().sum()) for each in gradients(self.model).values()
+        )
+        return {
+            "loss": sum(losses) / max(1, len(losses)),
+            "norm": math.sqrt(squares),
+            "lr": float(self._optimizers[0].param_groups[0]["lr"]),
+        }
+
+    def step(self, values: dict[str, float]) -> StepTrace:
+        """Return the trace of the step that has ended, with these values."""
+        found = self._trace
+        found.values = values
+        if self._detail != STATE:  # an own loop may leave gradients of this rank alone
+            found.gradients = self._take(APPLIED)
+        found.buffers = digests(dict(self.model.named_buffers()))
+        found.weights = digests(dict(self.model.named_parameters()))
+        for each in self._optimizers:
+            found.optimizer |= optimizer_state(self.model, each)
+        found.micro_batches = dict(
+            sorted(found.micro_batches.items(), key=lambda each: int(each[0]))
+        )
+        self._trace = StepTrace()
+        self._phase.clear()
+        return found
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
 
     @contextmanager
-    def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
-        """Trace a micro-batch."""
-        index = self._local.index = self._last = micro_batch.index
-        self._open[index] = []
-        self._returned[index] = 0
-        self.phase[index] = FORWARD
-        # `batch` has made it already, unless the loader was not traced.
-        self.traces.setdefault(index, MicroTrace(micro_batch.indices.tolist()))
+    def traced(
+        self, job: Job, loader: Any, before: Callable[[MicroBatch], None] = lambda _: None
+    ) -> Iterator[Any]:
+        """See the steps of a job, which have to read from the loader that this yields.
+
+        Args:
+            before: Called before each micro-batch.
+        """
+        reducer = job.reducer
+        parts = job.parts
+        read: dict[int, Batch] = {}
+
+        def loss(outputs: Any, batch: Batch) -> Mapping[str, Tensor]:
+            self.end_forward()
+            with self._traced_operations():
+                terms = parts.loss(outputs, batch)
+            if isinstance(terms, Mapping):
+                self.loss(terms)
+            return terms
+
+        job.reducer = _TracedReducer(reducer, self, before, read)  # type: ignore[assignment]
+        job.parts = replace(parts, loss=loss)
         try:
-            with _Operations(self, index) if self.can_hook else ExitStack():
-                yield
+            yield _TracedLoader(loader, read)
         finally:
-            self._local.index = None
+            job.reducer = reducer
+            job.parts = parts  # an evaluation is not recorded
+            self.remove()
 
-    def batch(self, batch: Batch) -> None:
-        """Record the samples of the next micro-batch: it is read before the micro-batch begins."""
-        index = len(self.traces)
-        trace = self.traces[index] = MicroTrace(batch.indices.tolist())
-        trace.samples = sample_digests(batch)
-        self.keep_if_wanted((BATCH, index, 0), tensors_in((batch.inputs, batch.targets)))
+    @property
+    def _index(self) -> int:
+        """The current micro-batch. A GPU's backward pass runs in a thread of its own, for the latest one."""
+        return self._last if self._current.index is None else self._current.index
 
-    def operation(self, index: int, name: str, result: Any) -> None:
+    def _take(self, kind: str) -> dict[str, str]:
+        found = gradients(self.model)
+        for name, gradient in found.items():
+            self._keep_if_wanted((kind, 0, name), gradient)
+        return digests(found)
+
+    def _keep_if_wanted(self, key: Key, value: Any) -> None:
+        if key in self._keep:
+            # clone: for a tensor on the CPU, cpu() makes no copy, and later operations change it in place.
+            self._trace.kept[key] = [each.detach().cpu().clone() for each in tensors_in(value)]
+
+    def _traced_operations(self) -> Any:
+        """Return a context in which the operations of the current micro-batch are traced, if they are to be."""
+        is_wanted = self._detail == EVERYTHING or (
+            self._detail == OPERATIONS
+            and self._num_started == 1
+            and self._phase[self._index] == FORWARD
+        )
+        return _Operations(self) if is_wanted and not self._is_compiled else nullcontext()
+
+    def operation(self, name: str, result: Any) -> None:
         """Record an operation."""
+        index = self._index
         tensors = tensors_in(result)
-        phase = self.phase[index]
+        phase = self._phase[index]
         node = ""
         if not tensors or name.startswith(_UNSET):
             return
@@ -292,64 +375,53 @@ class _Tracer:
                 return  # sums around the backward pass
             node = current.name().rpartition("::")[2]
             call = current.metadata.get(_OWNER)
-        operations = self.traces[index].operations
-        self.keep_if_wanted((OPERATION, index, len(operations)), tensors)
+        operations = self._trace.micro_batches[str(index)].operations
+        self._keep_if_wanted((OPERATION, index, len(operations)), tensors)
         operations.append(Operation(phase, name, node, call, digest(tensors)))
-
-    def keep_if_wanted(self, key: Key, tensors: list[Tensor]) -> None:
-        """Keep a copy of tensors if they are wanted."""
-        if key in self._keep:
-            # clone: for a tensor on the CPU, cpu() makes no copy, and later operations change it in place.
-            self.kept[key] = [tensor.detach().cpu().clone() for tensor in tensors]
-
-    def take(self, kind: str) -> None:
-        """Record the gradient of each parameter, SUMMED or APPLIED."""
-        found = self.summed if kind == SUMMED else self.applied
-        for parameter, name in self._names.items():
-            if parameter.grad is not None:
-                found[name] = digest([parameter.grad])
-                self.keep_if_wanted((kind, 0, name), [parameter.grad])
 
     def _gradient(self, name: str) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
-            index = self.index
-            if index in self.traces:
-                # What the tracer itself computes must not be traced.
+            index = self._index
+            if self._phase.get(index):
                 with _disable_current_modes():
-                    self.traces[index].gradients[name] = digest([gradient])
-                    self.keep_if_wanted((GRADIENT, index, name), [gradient])
+                    micro_batch = self._trace.micro_batches[str(index)]
+                    micro_batch.gradients[name] = digest(gradient)
+                    self._keep_if_wanted((GRADIENT, index, name), gradient)
 
         return hook
 
     def _enter(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            index = self.index
-            if self.phase.get(index) != FORWARD:
-                return  # recomputed activations
+            index = self._index
+            if self._phase.get(index) != FORWARD:
+                return  # recomputed activations, or modules of the loss
             opened = self._open[index]
-            calls = self.traces[index].calls
+            calls = self._trace.micro_batches[str(index)].calls
             with _disable_current_modes():
-                inputs = digest(tensors_in((args, kwargs)))
+                inputs = digest((args, kwargs))
             calls.append(Call(name, type(module).__name__, opened[-1] if opened else None, inputs))
+            if not opened:
+                self._listing[index] = self._traced_operations()
+                self._listing[index].__enter__()
             opened.append(len(calls) - 1)
 
         return hook
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        index = self.index
-        if self.phase.get(index) != FORWARD:
+        index = self._index
+        if not self._open.get(index):
             return
         number = self._open[index].pop()
-        call = self.traces[index].calls[number]
-        tensors = tensors_in(output)
-        call.order = self._returned[index]
-        self._returned[index] += 1
+        calls = self._trace.micro_batches[str(index)].calls
+        call = calls[number]
+        call.order = 1 + max(each.order for each in calls)
         with _disable_current_modes():
-            call.output = digest(tensors)
-            self.keep_if_wanted((CALL, index, number), tensors)
-        _own(number, tensors, tensors_in((args, kwargs)))
+            call.output = digest(output)
+            self._keep_if_wanted((CALL, index, number), output)
+        if self._detail == EVERYTHING:
+            _own(number, tensors_in(output), tensors_in((args, kwargs)))
         if not self._open[index]:
-            self.phase[index] = LOSS
+            self._listing.pop(index).__exit__(None, None, None)
 
 
 def _own(call: int, outputs: list[Tensor], inputs: list[Tensor]) -> None:
@@ -370,23 +442,22 @@ def _own(call: int, outputs: list[Tensor], inputs: list[Tensor]) -> None:
 class _Operations(TorchDispatchMode):
     """Traces the operations of a micro-batch. Inside of `__torch_dispatch__`, torch switches the mode off."""
 
-    def __init__(self, tracer: _Tracer, index: int) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._tracer = tracer
-        self._index = index
+        self._recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self._tracer.operation(self._index, str(func).rpartition(".")[0], result)
+        self._recorder.operation(str(func).rpartition(".")[0], result)
         return result
 
 
 class _Traced:
-    """An object that shows what it does to the tracer; what it does not define is the object's own."""
+    """An object whose calls a recorder sees; what it does not define is the object's own."""
 
-    def __init__(self, own: Any, tracer: _Tracer) -> None:
+    def __init__(self, own: Any, *seen: Any) -> None:
         # Past __setattr__, which a subclass has.
-        vars(self).update(_own=own, _tracer=tracer)
+        vars(self).update(_own=own, _seen=seen)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["_own"], name)
@@ -398,35 +469,35 @@ class _TracedReducer(_Traced):
     @contextmanager
     def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
         """See `Reducer.micro_batch`."""
-        with self._own.micro_batch(micro_batch), self._tracer.micro_batch(micro_batch):
+        recorder, before, read = self._seen
+        before(micro_batch)
+        batch = read.pop(id(micro_batch.indices))
+        samples = {str(index): value for index, value in sample_digests(batch).items()}
+        with self._own.micro_batch(micro_batch):
+            recorder.start(micro_batch.index, samples, (batch.inputs, batch.targets))
             yield
 
     def backward(self, loss: Tensor, extras: Tensor | None = None) -> None:
         """See `Reducer.backward`."""
-        tracer = self._tracer
-        index = tracer.index
-        with _disable_current_modes():
-            values = tensors_in((loss, extras))
-            tracer.traces[index].loss = digest(values)
-            tracer.keep_if_wanted((LOSS, index, 0), values)
-        tracer.phase[index] = BACKWARD
-        self._own.backward(loss, extras)
+        with self._seen[0]._traced_operations():
+            self._own.backward(loss, extras)
 
     def reduce(self, flag: float = 0.0) -> None:
         """See `Reducer.reduce`."""
         self._own.reduce(flag)
-        self._tracer.take(SUMMED)
+        self._seen[0].take_sums()
 
 
 class _TracedLoader(_Traced):
-    """A loader that shows its batches to the tracer."""
+    """A loader that notes its batches for the reducer: they are read before their micro-batch begins."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Such as `digests`: meant for the loader itself, which reads them.
         setattr(self._own, name, value)
 
-    def batch(self, *request: Any, **how: Any) -> Batch:
+    def batch(self, indices: Any, *request: Any, **how: Any) -> Batch:
         """See `Loader.batch`."""
-        batch: Batch = self._own.batch(*request, **how)
-        self._tracer.batch(batch)
+        batch: Batch = self._own.batch(indices, *request, **how)
+        # By identity: the micro-batch has this array.
+        self._seen[0][id(indices)] = batch
         return batch

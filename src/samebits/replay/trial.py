@@ -3,7 +3,6 @@
 Each trial runs in new processes. A rank writes its own record; `compare` merges them and finds the first difference.
 """
 
-import dataclasses
 import json
 import os
 import random
@@ -11,14 +10,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from samebits.bench.bench import advance, opened
 from samebits.cluster import collectives
@@ -26,20 +24,17 @@ from samebits.cluster.env import ALONE, RankAssignment
 from samebits.cluster.signals import exit_with_parent
 from samebits.config.schema import RunConfig
 from samebits.data.keyed import IntArray, KeyArray, key
-from samebits.data.loader import Loader
-from samebits.data.order import Step
-from samebits.data.samples import Batch, Samples, as_samples, groups_of, sample_digests
+from samebits.data.order import MicroBatch
+from samebits.data.samples import Batch, Samples, as_samples, groups_of
 from samebits.engine.build import init_weights
 from samebits.engine.checkpoints import CheckpointManager
 from samebits.engine.evaluate import evaluate_set
 from samebits.engine.job import Job
-from samebits.engine.progress import StepResult
 from samebits.errors import ConfigError, SamebitsError
 from samebits.frames import is_user
 from samebits.plain_file import short_path
 from samebits.provenance.fingerprint import describe_kernels
-from samebits.replay.compare import digests
-from samebits.replay.steps import LoopRecorder
+from samebits.replay.trace import CALLS, OPERATIONS, Recorder, StepTrace, Trace, digests
 from samebits.storage.run_folder import RunFolder
 from samebits.watchdog.detector import HangDetector
 
@@ -81,8 +76,6 @@ def small_sizes(config: RunConfig, num_samples: int) -> list[str]:
 # Run the user's code in a process of its own: quietly, with fresh generators, and with errors as values.
 
 
-TrialTrace = dict[str, Any]
-
 RAISED = "the recipe raised"  # the start of the error for an exception in the user's code
 
 
@@ -106,7 +99,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def guarded(run: Callable[[], TrialTrace]) -> TrialTrace:
+def guarded(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Call a function that runs the user's code; an error becomes `{"error": ...}` with its line."""
     try:
         return run()
@@ -140,7 +133,6 @@ def user_line_of(error: BaseException) -> list[Any] | None:
 NUM_STEPS = 6
 SAVED_AFTER = 3  # steps before the stop
 MAX_DELAY_MS = 30  # of a rank before a micro-batch, where ranks have uneven speed
-Loss = Callable[[Any, Batch], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -181,7 +173,7 @@ class Slice(Samples):
 
 def run_trial(
     source: str, overrides: list[str], trial: Trial, here: RankAssignment | None = None
-) -> TrialTrace:
+) -> dict[str, Any]:
     """Run a trial as one process of its world, and return this rank's record or error.
 
     Args:
@@ -194,7 +186,7 @@ def run_trial(
 
 def _run(
     source: str, overrides: list[str], trial: Trial, here: RankAssignment | None
-) -> TrialTrace:
+) -> dict[str, Any]:
     with opened(source, [*overrides, f"loader.num_workers={trial.workers}"], here) as bench:
         world = bench.world
         config = bench.config
@@ -205,7 +197,7 @@ def _run(
         if trial.is_resume:
             assert manager is not None
             manager.restore(job, "auto", lambda error: None)
-            start: TrialTrace = {}
+            start = {}
         else:
             init_weights(job, bench.build)
             info = {"": json.dumps(bench.dataset_info)}
@@ -213,53 +205,14 @@ def _run(
         # The stacks of a hang stay: the launcher's scratch folder is removed.
         stacks = Path(tempfile.gettempdir()) / f"samebits-stacks-{os.getppid()}"
         with HangDetector(world, config.watch.hang_timeout_s, stacks):
-            recorder = LoopRecorder(
-                [job.model], [job.optimizer], has_operations=bool(trial.num_steps)
-            )
+            detail = OPERATIONS if trial.num_steps else CALLS
+            recorder = Recorder([job.model], [job.optimizer], detail=detail)
             steps = run_steps(job, trial, manager, recorder)
             with job.evaluated_weights():
                 metrics, _ = evaluate_set(job, Slice(job.eval_data, NUM_EVAL))
             evaluation = {name: repr(value) for name, value in metrics.items()}
-            found = {"start": start, "steps": steps, "evaluation": evaluation}
-            if trial.num_steps:
-                environment = describe_kernels(world.device, config.kernels)
-                found |= {"environment": environment, **recorder.described()}
-            return found
-
-
-class _RecordingLoader:
-    """A loader that records each micro-batch's samples, and delays it where ranks have uneven speed."""
-
-    def __init__(self, loader: Loader, recorder: LoopRecorder, is_uneven: bool, rank: int) -> None:
-        self._loader = loader
-        self._recorder = recorder
-        self._is_uneven = is_uneven
-        self._rank = rank
-        self.step: Step | None = None
-
-    def batch(self, indices: IntArray, keys: KeyArray, **options: bool) -> Batch:
-        """Return the next batch, (N,) samples, as `Loader.batch` does, and record its samples."""
-        assert self.step is not None
-        leaf = next(each for each in self.step.micro_batches if each.indices is indices)
-        if self._is_uneven:
-            # By a key, so that a trial can be repeated with the same delays.
-            time.sleep(key(self.step.number, self._rank, leaf.index) % MAX_DELAY_MS / 1000)
-        batch = self._loader.batch(indices, keys, **options)
-        samples = {str(index): digest for index, digest in sample_digests(batch).items()}
-        self._recorder.batch(leaf.index, samples)
-        return batch
-
-    def loss(self, loss: Loss) -> Loss:
-        """Return a loss function that records its terms."""
-
-        def recording(outputs: Any, batch: Batch) -> Mapping[str, Tensor]:
-            self._recorder.stop()
-            terms = loss(outputs, batch)
-            if isinstance(terms, Mapping):
-                self._recorder.loss(terms)
-            return terms
-
-        return recording
+            environment = describe_kernels(world.device, config.kernels)
+            return Trace(start, steps, evaluation, environment).to_plain()
 
 
 def steps_to_run(steps_per_epoch: int) -> list[int]:
@@ -273,46 +226,39 @@ def steps_to_run(steps_per_epoch: int) -> list[int]:
 
 
 def run_steps(
-    job: Job, trial: Trial, manager: CheckpointManager | None, recorder: LoopRecorder
-) -> dict[str, TrialTrace]:
-    """Run a trial's steps, or those after the stop, and return their records by step.
+    job: Job, trial: Trial, manager: CheckpointManager | None, recorder: Recorder
+) -> dict[str, StepTrace]:
+    """Run a trial's steps, or those after the stop, and return their traces by step.
 
     Args:
         manager: Writes the checkpoint in the middle; None: none is written.
     """
-    numbers = list(range(trial.num_steps)) or steps_to_run(job.order.steps_per_epoch)
+    order = job.order
+    numbers = list(range(trial.num_steps)) or steps_to_run(order.steps_per_epoch)
     numbers = [number for number in numbers if number < job.num_steps]
     numbers = numbers[SAVED_AFTER:] if trial.is_resume else numbers
-    found: dict[str, TrialTrace] = {}
-    for number, result in recorded_steps(job, numbers, recorder, is_uneven=trial.is_uneven):
-        values = {"loss": result.loss, "norm": result.norm, "lr": result.lr}
-        found[str(number)] = {"values": values, **recorder.step()}
-        if manager is not None and not trial.is_resume and len(found) == SAVED_AFTER:
-            manager.save(job)
-            manager.wait()
-    return found
-
-
-def recorded_steps(
-    job: Job, numbers: Sequence[int], recorder: LoopRecorder, *, is_uneven: bool = False
-) -> Iterator[tuple[int, StepResult]]:
-    """Run steps of a job, and yield the number and the result of each, which the recorder has seen."""
-    order = job.order
+    found: dict[str, StepTrace] = {}
     loader, plans = job.open_loader(
         steps=(next(order.steps(job.world, start=number, stop=number + 1)) for number in numbers)
     )
-    recording = _RecordingLoader(loader, recorder, is_uneven, job.world.rank)
-    parts = job.parts
-    job.parts = dataclasses.replace(parts, loss=recording.loss(parts.loss))
+
+    def wait(micro_batch: MicroBatch) -> None:
+        # By a key, so that a trial can be repeated with the same delays.
+        delay = key(micro_batch.step, job.world.rank, micro_batch.index)
+        time.sleep(delay % MAX_DELAY_MS / 1000 if trial.is_uneven else 0.0)
+
     try:
-        for plan in plans:
-            recording.step = plan
-            # It has Loader's batch.
-            yield plan.number, advance(job, plan, recording)  # type: ignore[arg-type]
+        with recorder.traced(job, loader, wait) as traced:
+            for plan in plans:
+                result = advance(job, plan, traced)
+                values = {"loss": result.loss, "norm": result.norm, "lr": result.lr}
+                found[str(plan.number)] = recorder.step(values)
+                if manager is not None and not trial.is_resume and len(found) == SAVED_AFTER:
+                    manager.save(job)
+                    manager.wait()
     finally:
-        job.parts = parts  # the evaluation is not recorded
-        recorder.remove()
         loader.close()
+    return found
 
 
 def main(arguments: list[str]) -> int:

@@ -146,7 +146,7 @@ def test_fewer_steps_than_in_the_file_are_a_difference() -> None:
     assert module._at_end(longer, longer, lambda one, other: True) is None
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"format": "samebits gate 1", "steps": []}', "[1]"])
+@pytest.mark.parametrize("content", ["", "{}", '{"format": "samebits gate 2", "steps": []}', "[1]"])
 def test_a_file_that_is_no_gate_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "gate.json"
     file.write_text(content)
