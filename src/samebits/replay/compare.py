@@ -104,6 +104,7 @@ def difference_of_step(
     reference: StepTrace, other: StepTrace, number: int = 0
 ) -> TraceDifference | None:
     """Return the first difference of a step."""
+    # Samples of all micro-batches first: they are known before the step begins.
     pairs = [
         (int(index), one, other.micro_batches.get(index, MicroTrace()))
         for index, one in reference.micro_batches.items()
@@ -168,6 +169,7 @@ def _difference_of_calls(a: MicroTrace, b: MicroTrace) -> TraceDifference | None
                 at = number if call.parent is None else call.parent
                 return TraceDifference(FORWARD, None, None, call.name, kind, (at, at))
         return None
+    # Other modules: names say nothing, so values have to.
     values = values_of(a), values_of(b)
     one, other = _first_call(a.calls, None, values[1]), _first_call(b.calls, None, values[0])
     if one is None and other is None:

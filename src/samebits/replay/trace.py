@@ -219,6 +219,7 @@ class Recorder:
         self._current = _Current()
         self._last = 0
         self._num_started = 0
+        # By micro-batch, not for the recorder: synchronized ones are interleaved.
         self._open: dict[int, list[int]] = {}  # numbers of the calls that run, by micro-batch
         self._phase: dict[int, str] = {}
         self._listing: dict[int, Any] = {}  # contexts of those calls, by micro-batch
@@ -241,6 +242,7 @@ class Recorder:
         self._open[index] = []
         self._phase[index] = FORWARD
         self._num_started += 1
+        # As text, since keys of JSON are: a trace crosses processes.
         self._trace.micro_batches[str(index)] = MicroTrace(samples)
         self._keep_if_wanted((BATCH, index, 0), batch)
 
@@ -286,6 +288,7 @@ class Recorder:
         """Return the trace of the step that has ended, with these values."""
         found = self._trace
         found.values = values
+        # After the update: torch's optimizers leave the gradients as they have received them.
         if self._detail != STATE:  # an own loop may leave gradients of this rank alone
             found.gradients = self._take(APPLIED)
         found.buffers = digests(dict(self.model.named_buffers()))
@@ -296,6 +299,7 @@ class Recorder:
             sorted(found.micro_batches.items(), key=lambda each: int(each[0]))
         )
         self._trace = StepTrace()
+        # What follows belongs to no micro-batch, such as an evaluation.
         self._phase.clear()
         return found
 
@@ -319,7 +323,7 @@ class Recorder:
 
         def loss(outputs: Any, batch: Batch) -> Mapping[str, Tensor]:
             self.end_forward()
-            with self._traced_operations():
+            with self.traced_operations():
                 terms = parts.loss(outputs, batch)
             if isinstance(terms, Mapping):
                 self.loss(terms)
@@ -350,7 +354,7 @@ class Recorder:
             # clone: for a tensor on the CPU, cpu() makes no copy, and later operations change it in place.
             self._trace.kept[key] = [each.detach().cpu().clone() for each in tensors_in(value)]
 
-    def _traced_operations(self) -> Any:
+    def traced_operations(self) -> Any:
         """Return a context in which the operations of the current micro-batch are traced, if they are to be."""
         is_wanted = self._detail == EVERYTHING or (
             self._detail == OPERATIONS
@@ -401,7 +405,8 @@ class Recorder:
                 inputs = digest((args, kwargs))
             calls.append(Call(name, type(module).__name__, opened[-1] if opened else None, inputs))
             if not opened:
-                self._listing[index] = self._traced_operations()
+                # From here on, not from `start`: an own loop has no place where it could end after an error.
+                self._listing[index] = self.traced_operations()
                 self._listing[index].__enter__()
             opened.append(len(calls) - 1)
 
@@ -409,6 +414,7 @@ class Recorder:
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         index = self._index
+        # Empty for modules of the loss, and for activations that the backward pass computes again.
         if not self._open.get(index):
             return
         number = self._open[index].pop()
@@ -457,10 +463,10 @@ class _Traced:
 
     def __init__(self, own: Any, *seen: Any) -> None:
         # Past __setattr__, which a subclass has.
-        vars(self).update(_own=own, _seen=seen)
+        vars(self).update(own=own, seen=seen)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["_own"], name)
+        return getattr(vars(self)["own"], name)
 
 
 class _TracedReducer(_Traced):
@@ -469,23 +475,24 @@ class _TracedReducer(_Traced):
     @contextmanager
     def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
         """See `Reducer.micro_batch`."""
-        recorder, before, read = self._seen
+        recorder, before, read = self.seen
         before(micro_batch)
         batch = read.pop(id(micro_batch.indices))
         samples = {str(index): value for index, value in sample_digests(batch).items()}
-        with self._own.micro_batch(micro_batch):
+        # Inside, since synchronized micro-batches get their thread there.
+        with self.own.micro_batch(micro_batch):
             recorder.start(micro_batch.index, samples, (batch.inputs, batch.targets))
             yield
 
     def backward(self, loss: Tensor, extras: Tensor | None = None) -> None:
         """See `Reducer.backward`."""
-        with self._seen[0]._traced_operations():
-            self._own.backward(loss, extras)
+        with self.seen[0].traced_operations():
+            self.own.backward(loss, extras)
 
     def reduce(self, flag: float = 0.0) -> None:
         """See `Reducer.reduce`."""
-        self._own.reduce(flag)
-        self._seen[0].take_sums()
+        self.own.reduce(flag)
+        self.seen[0].take_sums()
 
 
 class _TracedLoader(_Traced):
@@ -493,11 +500,11 @@ class _TracedLoader(_Traced):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Such as `digests`: meant for the loader itself, which reads them.
-        setattr(self._own, name, value)
+        setattr(self.own, name, value)
 
     def batch(self, indices: Any, *request: Any, **how: Any) -> Batch:
         """See `Loader.batch`."""
-        batch: Batch = self._own.batch(indices, *request, **how)
+        batch: Batch = self.own.batch(indices, *request, **how)
         # By identity: the micro-batch has this array.
-        self._seen[0][id(indices)] = batch
+        self.seen[0][id(indices)] = batch
         return batch
