@@ -11,7 +11,7 @@ import pytest
 from samebits.cli.main import run
 from samebits.own_loop.text import is_script
 from samebits.replay import check_script
-from samebits.replay.check_script import Outcome, _compare
+from samebits.replay.check_script import ScriptOutcome, _compare
 from samebits.replay.trace import MicroTrace, StepTrace, Trace
 from tests.runs import ROOT, TINY, samebits
 
@@ -121,12 +121,12 @@ def test_a_script_that_makes_its_process_group_is_checked(tmp_path: Path, check:
     ],
 )
 def test_what_differs_on_two_processes_is_named(settings: int, num_steps: int, samples: str, kind: str) -> None:
-    def outcome(settings: int, num_steps: int, samples: str) -> Outcome:
+    def outcome(settings: int, num_steps: int, samples: str) -> ScriptOutcome:
         steps = {
             str(step): StepTrace({"0": MicroTrace({"7": samples})}, weights={"weight": str(step)})
             for step in range(num_steps)
         }
-        return Outcome(Trace(steps=steps), {"global_batch": settings})
+        return ScriptOutcome(Trace(steps=steps), {"global_batch": settings})
 
     found = _compare(outcome(24, 3, "s"), outcome(settings, num_steps, samples), TWO)
     assert (found.kind if found else "") == kind

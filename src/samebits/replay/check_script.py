@@ -59,7 +59,7 @@ _OTHERS = (_AGAIN, ScriptWorld("2 processes", 2), ScriptWorld("3 processes", 3))
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScriptOutcome:
     """The first steps of a script in one world, of all ranks together."""
 
     trace: Trace
@@ -122,7 +122,7 @@ def observe(
     folder: Path,
     num_steps: int = NUM_STEPS,
     purpose: str = "check",
-) -> Outcome:
+) -> ScriptOutcome:
     """Run the first steps of a script in a world, and return what all ranks have computed; see `ScriptTrial`.
 
     Args:
@@ -175,7 +175,7 @@ def observe(
             if _own_ranks(script)
             else f"Run it without this command; it has to train {num_steps} steps by samebits.exact.",
         )
-    return Outcome(merge_ranks(traces)[0], **records[0])
+    return ScriptOutcome(merge_ranks(traces)[0], **records[0])
 
 
 def _own_ranks(script: str) -> str:
@@ -204,7 +204,7 @@ def _without_report(lines: list[str]) -> list[str]:
     return list(takewhile(lambda line: TORCHRUN_LOG not in line, lines)) or lines
 
 
-def _compare(one: Outcome, other: Outcome, world: ScriptWorld) -> Finding | None:
+def _compare(one: ScriptOutcome, other: ScriptOutcome, world: ScriptWorld) -> Finding | None:
     """Return the first difference between two worlds; None if all is equal."""
     differing = [name for name in one.settings if one.settings[name] != other.settings.get(name)]
     if differing:

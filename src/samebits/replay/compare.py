@@ -169,7 +169,7 @@ def _difference_of_calls(a: MicroTrace, b: MicroTrace) -> TraceDifference | None
                 at = number if call.parent is None else call.parent
                 return TraceDifference(FORWARD, None, None, call.name, kind, (at, at))
         return None
-    # Other modules: names say nothing, so values have to.
+    # Names of other modules mean nothing, so values are compared.
     values = values_of(a), values_of(b)
     one, other = _first_call(a.calls, None, values[1]), _first_call(b.calls, None, values[0])
     if one is None and other is None:

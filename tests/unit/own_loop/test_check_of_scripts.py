@@ -8,7 +8,7 @@ import pytest
 
 from samebits.errors import ConfigError
 from samebits.replay import check_script
-from samebits.replay.check_script import _AGAIN, Outcome, _compare, _own_ranks
+from samebits.replay.check_script import _AGAIN, ScriptOutcome, _compare, _own_ranks
 from samebits.replay.trace import StepTrace, Trace
 
 
@@ -38,7 +38,7 @@ def test_a_failure_of_a_script_with_ranks_of_its_own_names_them(tmp_path: Path) 
 
 def test_a_script_that_resumes_from_the_checkpoint_of_the_trial_before_is_named() -> None:
     first, resumed = (
-        Outcome(Trace(steps={str(number): StepTrace() for number in steps}), {}) for steps in ((0, 1), (1, 2))
+        ScriptOutcome(Trace(steps={str(number): StepTrace() for number in steps}), {}) for steps in ((0, 1), (1, 2))
     )
     finding = _compare(first, resumed, _AGAIN)
     assert finding is not None
