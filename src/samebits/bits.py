@@ -1,6 +1,5 @@
 """Tensors by their bits: the first element that differs, and the tensors and values within a nested value."""
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
@@ -77,15 +76,6 @@ def as_integers(tensor: Tensor) -> Tensor:
     return (tensor.to_dense() if tensor.layout != torch.strided else tensor).view(
         _INTEGERS[tensor.element_size()]
     )
-
-
-def digest(tensors: Sequence[Tensor]) -> bytes:
-    """Return a digest (16 bytes) of dtype, shape and bytes of tensors of any shape."""
-    found = hashlib.blake2b(digest_size=16)
-    for tensor in tensors:
-        found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(as_bytes(tensor).numpy().data)
-    return found.digest()
 
 
 def number_text(value: Tensor) -> str:

@@ -152,8 +152,8 @@ class Batches:
 #     in turn         0  1  2  0  1  2  0     sharded: what runs at the same time is neighboring
 #     dealt           0  .  .  1  0  2  .     after a loss within the step: the sums of 1, 2 and 6 are held
 #
-# Padded, each rank has as many as rank 0, for ranks whose passes are collective calls: it repeats the first one with
-# weight 0. Imports no torch.
+# Padded, each rank has as many as rank 0, for ranks whose passes are collective calls: it repeats one of another rank
+# with weight 0. Imports no torch.
 
 
 # The micro-batches of each rank, in the order in which it computes them.
@@ -174,10 +174,17 @@ class Division:
         """Return the indices of each rank's micro-batches, without padding. `machines`: each rank's, if several."""
         return self.dealt or _leaves(self.is_in_turn, num_micro_batches, size, machines)
 
-    def passes(self, leaves: Leaves, rank: int) -> list[int]:
-        """Return the indices of a rank's micro-batches, with those of its padding: repeats of the first one."""
+    def repeated(self, leaves: Leaves, step: int) -> int:
+        """Return the micro-batch that pads a step: the first one of each rank that has most, in turn."""
+        most = max(map(len, leaves))
+        firsts = [each[0] for each in leaves if len(each) == most]
+        # Sharded, what runs at the same time has to be neighboring.
+        return 0 if self.is_in_turn else firsts[step % len(firsts)]
+
+    def passes(self, leaves: Leaves, rank: int, step: int) -> list[int]:
+        """Return the indices of a rank's micro-batches, with those of its padding: repeats of one."""
         most = max(map(len, leaves)) if self.is_padded else 0
-        return [*leaves[rank], *[0] * (most - len(leaves[rank]))]
+        return [*leaves[rank], *[self.repeated(leaves, step)] * (most - len(leaves[rank]))]
 
 
 EVEN = Division()

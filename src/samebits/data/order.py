@@ -257,7 +257,7 @@ class Order:
             leaves = division.leaves(num_leaves, place.size, place.machines)
             mine = [
                 (leaf, part(first, last, num_leaves, leaf))
-                for leaf in division.passes(leaves, place.rank)
+                for leaf in division.passes(leaves, place.rank, number)
             ]
             plans.append((number, last - first, num_leaves, leaves, mine))
         positions = [np.arange(*bounds) for *_, mine in plans for _, bounds in mine]
@@ -296,7 +296,7 @@ class Order:
             num_samples = sum(last - first for _, first, last in cuts)
             leaves = division.leaves(len(cuts), place.size, place.machines)
             micro_batches = []
-            for leaf in division.passes(leaves, place.rank):
+            for leaf in division.passes(leaves, place.rank, number):
                 group, first, last = cuts[leaf]
                 positions = permute(
                     np.arange(first, last), cut.size(group), key(epoch_key, 1, group)

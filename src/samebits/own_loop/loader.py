@@ -58,7 +58,7 @@ def check_content(
 class ExactLoader:
     """Iterates over this rank's micro-batches of an epoch. The next iteration is the next epoch.
 
-    All ranks run equally many micro-batches; a rank with fewer repeats the step's first one, and drops what it gives.
+    All ranks run equally many micro-batches; a rank with fewer repeats one of another, and drops what it gives.
     An iteration in which nothing is trained, such as a look at the first batch, does not move the position.
 
     Args:

@@ -12,8 +12,9 @@ One step with two micro-batches on this rank, seen from the loop (`loader` calls
 
 Exactness rests on these rules. Every micro-batch of a step sees the same weights, buffers and random numbers, whichever
 rank runs it and after whichever other one. All ranks run the loop's body equally often: a rank with fewer micro-batches
-repeats the step's first one with weight 0, and what that gives is dropped. Several optimizers act together, after the
-last of them was called: otherwise the last micro-batch would see weights that the others did not (ADR 41).
+repeats one of another rank with weight 0, and what that gives is dropped, once its bits are compared (`idle.py`).
+Several optimizers act together, after the last of them was called: otherwise the last micro-batch would see weights
+that the others did not (ADR 41).
 """
 
 import math
@@ -35,6 +36,7 @@ from samebits.errors import ConfigError
 from samebits.own_loop.gradients import Trained
 from samebits.own_loop.guard import fault
 from samebits.own_loop.habits import Habits, RepeatCheck
+from samebits.own_loop.idle import IdleSlots
 from samebits.own_loop.state_sum import BufferSum
 from samebits.own_loop.weights import AverageWatch, WeightGuard
 from samebits.portable.scripts import check_schedulers, own_kernels
@@ -130,6 +132,7 @@ class ExactLoop:
         self.is_last = self.has_acted = False
         self.habits = Habits()
         self.repeat: RepeatCheck | None = None
+        self._idle = IdleSlots(world)
         self._refresh()
         self._guard = WeightGuard(
             modules, [each for each, _ in optimizers], self._owners.__contains__
@@ -192,6 +195,7 @@ class ExactLoop:
         self._guard.micro_batch = micro_batch
         if self.repeat is not None:
             self.repeat.begin(step, micro_batch, inputs)
+        self._idle.begin(step, micro_batch)
         self.is_last = micro_batch is step.micro_batches[-1]
         self.has_acted = False
         seed_forward(micro_batch.forward_key, self._world.device)
@@ -425,6 +429,7 @@ class ExactLoop:
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)
             if self.repeat is not None:
                 self.repeat.take(parameter, self._round)
+            self._idle.take(parameter.grad)
             trained.take(parameter, self._round, self._current, is_last=self.is_last)
 
         return take
@@ -490,6 +495,7 @@ class ExactLoop:
         # One transfer for the norms of all optimizers.
         if norms and not all(map(math.isfinite, torch.stack(norms).tolist())):
             raise fault("not finite", step=step.number, epoch=step.epoch)
+        self._idle.end_step(step)
         self.seed_update()
         has_rate = False
         for trained in self._trained:

@@ -97,11 +97,7 @@ def _all(notes: dict[str, Any]) -> Iterable[Cause]:
         yield Cause(each["kind"], each["what"], each["file"], each["line"], each["phase"])
     for each in notes["state"]:
         kind = IMPORT if each["phase"] == "import" else each["kind"]
-        name = (
-            each["path"]
-            if each["what"] in (each["path"], "buffer", "parameter")
-            else f"{each['path']}"
-        )
+        name = each["path"]
         what = f"{name} ({each['what']})" if kind == GENERATOR else name
         yield Cause(kind, what, each["file"], each["line"], each["phase"], each.get("acts"))
     sets = [(file, line) for file in notes.get("files", []) for line in loops_over_sets(file)]

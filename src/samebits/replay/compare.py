@@ -11,7 +11,7 @@ value counts as equal wherever the other one has it, so that renamed, split or r
 change a value that others use.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from samebits.bits import Element, first_element, number_text
 from samebits.provenance.record import StepRecord
-from samebits.replay.trace import Call, MicroTrace, StepTrace, Trace
+from samebits.replay.trace import Call, MicroTrace, StepTrace, Trace, events, returned
 
 # What a step computes, in order; the first three by micro-batch.
 SAMPLES, FORWARD, LOSS, BACKWARD, SUMS, GRADIENTS, BUFFERS, WEIGHTS, OPTIMIZER, EVALUATION = (
@@ -160,14 +160,14 @@ def difference_of_pass(one: MicroTrace, other: MicroTrace) -> TraceDifference | 
 def _difference_of_calls(a: MicroTrace, b: MicroTrace) -> TraceDifference | None:
     structures = ([(each.name, each.parent) for each in trace.calls] for trace in (a, b))
     if next(structures) == next(structures):
-        for number, kind in _events(a.calls):
+        for number, is_end in events(a.calls):
             call, same = a.calls[number], b.calls[number]
-            if kind == OUTPUT and call.output != same.output:
-                return TraceDifference(FORWARD, None, None, call.name, kind, (number, number))
-            if kind == INPUT and call.inputs != same.inputs:
+            if is_end and call.output != same.output:
+                return TraceDifference(FORWARD, None, None, call.name, OUTPUT, (number, number))
+            if not is_end and call.inputs != same.inputs:
                 # Computed by the module around it.
                 at = number if call.parent is None else call.parent
-                return TraceDifference(FORWARD, None, None, call.name, kind, (at, at))
+                return TraceDifference(FORWARD, None, None, call.name, INPUT, (at, at))
         return None
     # Names of other modules mean nothing, so values are compared.
     values = values_of(a), values_of(b)
@@ -185,18 +185,6 @@ def _difference_of_calls(a: MicroTrace, b: MicroTrace) -> TraceDifference | None
     return TraceDifference(FORWARD, None, None, call.name, OUTPUT, (one, other))
 
 
-def _events(calls: Sequence[Call]) -> Iterator[tuple[int, str]]:
-    """Yield the number of each call and INPUT where it begins, OUTPUT where it returns, in the order of time."""
-    opened: list[int] = []
-    for number, call in enumerate(calls):
-        while opened and opened[-1] != call.parent:
-            yield opened.pop(), OUTPUT
-        yield number, INPUT
-        opened.append(number)
-    while opened:
-        yield opened.pop(), OUTPUT
-
-
 def values_of(trace: MicroTrace) -> set[str]:
     """Return the digests of all values that a micro-batch computed or used."""
     found = {each.output for each in trace.operations}
@@ -205,12 +193,10 @@ def values_of(trace: MicroTrace) -> set[str]:
 
 def _first_call(calls: Sequence[Call], parent: int | None, others: set[str]) -> int | None:
     """Return the first call inside of a call whose inputs the other one has, and whose output it has not."""
-    returned = [number for number, kind in _events(calls) if kind == OUTPUT]
-    inner = [(number, calls[number]) for number in returned if calls[number].parent == parent]
-    return next(
-        (number for number, call in inner if call.inputs in others and call.output not in others),
-        None,
-    )
+    for number, call in returned(calls):
+        if call.parent == parent and call.inputs in others and call.output not in others:
+            return number
+    return None
 
 
 def unequal(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, str] | None:

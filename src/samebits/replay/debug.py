@@ -24,7 +24,7 @@ from samebits.provenance.record import APPLIED, StepRecord
 from samebits.replay.folders import read_run
 from samebits.replay.segments import compare_step
 from samebits.replay.stepper import ReplayedRun
-from samebits.replay.trace import CALL, SUMMED, StepTrace
+from samebits.replay.trace import CALL, SUMMED, StepTrace, returned
 from samebits.storage.run_folder import check_run_path
 
 _SHOWN = 8  # samples
@@ -221,8 +221,7 @@ def _first_nonfinite(
             if (row := _bad_row(tensor)) is not None:
                 yield f"not finite sample {names[row]}, row {row} of micro-batch {index}: as it was read"
                 return
-        calls = sorted(enumerate(micro_batch.calls), key=lambda each: each[1].order)
-        for number, call in calls:
+        for number, call in returned(micro_batch.calls):
             rows = [_bad_row(tensor) for tensor in trace.kept[CALL, index, number]]
             row = next((each for each in rows if each is not None), None)
             if row is not None:

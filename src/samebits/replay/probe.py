@@ -176,7 +176,7 @@ class _Model:
         self.parts = parts
         self.model = prepare_model(parts.model, probed.config, probed.device)
         self.recorder = Recorder([self.model])
-        self.own_state: list[str] = []  # paths of what the last pass has changed
+        self.own_state: list[Cell] = []  # what the last pass has changed
         modules = self.model.named_modules()
         self._buffers = [
             (path, module, name, buffer, None if buffer is None else buffer.clone())
@@ -202,32 +202,24 @@ class _Model:
         with during("backward"):
             total.backward()
         found = self.recorder.step({})
-        self.own_state = [cell.path for cell in self.cells() if self._is_changed(cell)]
+        self.own_state = self._changed()
         self._set_back()
         return found
 
-    def cells(self) -> list[Cell]:
-        """Return the state that the engine knows: replaced buffers, written parameters, buffers without a file."""
+    def _changed(self) -> list[Cell]:
+        """Return what a pass changed of the state that the engine knows."""
         found = []
-        for path, module, name, buffer, _ in self._buffers:
+        for path, module, name, buffer, value in self._buffers:
             full = f"{path}.{name}" if path else name
-            found.append(Cell(full, REPLACED, "buffer", partial(_identity, module, name)))
+            if module._buffers[name] is not buffer:
+                found.append(Cell(full, REPLACED, "buffer", partial(_identity, module, name)))
             # It is not in the state_dict, so a resumed run would not have its value.
-            if buffer is not None and name in module._non_persistent_buffers_set:
+            elif name in module._non_persistent_buffers_set and _bits(buffer) != _bits(value):
                 found.append(Cell(full, UNSAVED, "buffer", partial(_bits, buffer)))
-        weights = self.model.named_parameters()
-        return [
-            *found,
-            *(Cell(name, WRITTEN, "parameter", partial(_bits, weight)) for name, weight in weights),
-        ]
-
-    def _is_changed(self, cell: Cell) -> bool:
-        if cell.kind == WRITTEN:
-            return cell.read() != _bits(self._weights[cell.path])
-        for path, _, name, buffer, value in self._buffers:
-            if (f"{path}.{name}" if path else name) == cell.path:
-                return cell.read() != (id(buffer) if cell.kind == REPLACED else _bits(value))
-        return False
+        for name, weight in self.model.named_parameters():
+            if _bits(weight) != _bits(self._weights[name]):
+                found.append(Cell(name, WRITTEN, "parameter", partial(_bits, weight)))
+        return found
 
     @torch.no_grad()
     def _set_back(self) -> None:
@@ -276,26 +268,20 @@ def probe_model(
         if suspects and notes.checks["repeat"] is not None:
             notes.prove("forward", undo, lambda: advance(num_passes), lambda: difference() is None)
         notes.watch("forward", suspects, roots, run)
-        _watch_own_state(tried, own_state, run)
+        _watch_own_state(notes, own_state, run)
         tried.recorder.remove()
         notes.phase = "loss"
         notes.checks["loss"] = _halves(tried, loader, max(leaves, key=len))
     return tried.model
 
 
-def _watch_own_state(tried: _Model, paths: list[str], run: Callable[[], None]) -> None:
-    cells = {f"{cell.kind} {cell.path}": cell for cell in tried.cells() if cell.path in paths}
-    if cells:
-        with LineWatch(cells) as watch:
+def _watch_own_state(notes: Notes, changed: list[Cell], run: Callable[[], None]) -> None:
+    if changed:
+        with LineWatch({cell.path: cell for cell in changed}) as watch:
             run()
-        lines = {
-            cell.path: watch.lines[name] for name, cell in cells.items() if name in watch.lines
-        }
-        tried.probed.notes.phase = "forward"
-        # Without a line the state did not change: a cell of another kind has the same path.
-        tried.probed.notes.add_state(
-            [cell for name, cell in cells.items() if name in watch.lines], lines
-        )
+        notes.phase = "forward"
+        # Without a line of the user, it is the state of a library's module.
+        notes.add_state([cell for cell in changed if cell.path in watch.lines], watch.lines)
 
 
 def _halves(tried: _Model, loader: Any, leaf: MicroBatch) -> dict[str, list[float]]:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from samebits.bits import as_bytes, plain_in, tensors_in
 from samebits.data.order import MicroBatch
 from samebits.data.samples import Batch, sample_digests
-from samebits.engine.job import Job
 from samebits.parallel.checksum import checksums
+
+if TYPE_CHECKING:
+    from samebits.engine.job import Job
 
 FORWARD, LOSS, BACKWARD = "forward", "loss", "backward"
 OPERATION, CALL, GRADIENT, BATCH, SUMMED, APPLIED = (
@@ -87,7 +89,23 @@ class Call:
     parent: int | None  #: Number of the call that contains this one; None for the outermost ones.
     inputs: str  #: Digest of what it was called with.
     output: str = ""  #: Digest of what it returned.
-    order: int = -1  #: Rank in the order in which calls returned.
+
+
+def events(calls: Sequence[Call]) -> Iterator[tuple[int, bool]]:
+    """Yield the number of each call where it begins and where it returns, and whether it returns, in order of time."""
+    opened: list[int] = []
+    for number, call in enumerate(calls):
+        while opened and opened[-1] != call.parent:
+            yield opened.pop(), True
+        yield number, False
+        opened.append(number)
+    while opened:
+        yield opened.pop(), True
+
+
+def returned(calls: Sequence[Call]) -> list[tuple[int, Call]]:
+    """Return the calls with their numbers, in the order in which they return."""
+    return [(number, calls[number]) for number, is_end in events(calls) if is_end]
 
 
 @dataclass
@@ -310,7 +328,7 @@ class Recorder:
 
     @contextmanager
     def traced(
-        self, job: Job, loader: Any, before: Callable[[MicroBatch], None] = lambda _: None
+        self, job: "Job", loader: Any, before: Callable[[MicroBatch], None] = lambda _: None
     ) -> Iterator[Any]:
         """See the steps of a job, which have to read from the loader that this yields.
 
@@ -419,10 +437,8 @@ class Recorder:
             return
         number = self._open[index].pop()
         calls = self._trace.micro_batches[str(index)].calls
-        call = calls[number]
-        call.order = 1 + max(each.order for each in calls)
         with _disable_current_modes():
-            call.output = digest(output)
+            calls[number].output = digest(output)
             self._keep_if_wanted((CALL, index, number), output)
         if self._detail == EVERYTHING:
             _own(number, tensors_in(output), tensors_in((args, kwargs)))

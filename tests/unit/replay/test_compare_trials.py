@@ -21,12 +21,12 @@ from samebits.replay.compare import (
     merge_ranks,
 )
 from samebits.replay.judge import Outcome, judge
-from samebits.replay.trace import OPERATIONS, Call, MicroTrace, Recorder, StepTrace, Trace, digest
+from samebits.replay.trace import OPERATIONS, Call, MicroTrace, Recorder, StepTrace, Trace, digest, returned
 from samebits.replay.trial import Trial, small_sizes, steps_to_run
 
 
 def record() -> Trace:
-    calls = [Call("", "Net", None, "i", "o", 1), Call("conv", "Conv2d", 0, "i", "c", 0)]
+    calls = [Call("", "Net", None, "i", "o"), Call("conv", "Conv2d", 0, "i", "c")]
     leaf = MicroTrace({"7": "s"}, calls, loss={"cross_entropy": "l"})
     step = StepTrace(
         {"0": leaf, "1": copy.deepcopy(leaf)}, gradients={"conv.weight": "g"}, weights={"conv.weight": "w"}
@@ -98,8 +98,9 @@ def test_calls_are_recorded_in_the_order_of_computation() -> None:
     model(torch.ones(1, 2))
     micro_batch = recorder.step({}).micro_batches["0"]
     recorder.remove()
-    found = [(call.name, call.kind, call.parent, call.order) for call in micro_batch.calls]
-    assert found == [("", "Sequential", None, 2), ("0", "Linear", 0, 0), ("1", "ReLU", 0, 1)]
+    found = [(call.name, call.kind, call.parent) for call in micro_batch.calls]
+    assert found == [("", "Sequential", None), ("0", "Linear", 0), ("1", "ReLU", 0)]
+    assert [number for number, _ in returned(micro_batch.calls)] == [1, 2, 0]
     names = [(each.call, each.name) for each in micro_batch.operations]
     assert (1, "aten.addmm") in names
     assert (2, "aten.relu") in names
