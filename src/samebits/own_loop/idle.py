@@ -79,14 +79,14 @@ def compare(by_rank: list[Sums]) -> None:
     for rank, sums in enumerate(by_rank):
         for number, total in sums:
             steps.setdefault(number, {})[rank] = total
-    wrong = {number: sums for number, sums in steps.items() if len(set(sums.values())) > 1}
+    wrong = {number: found for number, found in steps.items() if len(set(found.values())) > 1}
     if not wrong:
         return
     suspects: Counter[int] = Counter()
-    for sums in wrong.values():
-        (common, votes), *_ = Counter(sums.values()).most_common()
+    for found in wrong.values():
+        common, votes = Counter(found.values()).most_common(1)[0]
         # Of two ranks, each may be the one.
-        suspects.update(rank for rank, total in sums.items() if votes == 1 or total != common)
+        suspects.update(rank for rank, total in found.items() if votes == 1 or total != common)
     most = max(suspects.values())
     guilty = sorted(rank for rank, times in suspects.items() if times == most)
     who = ranks_text(guilty) if len(guilty) == 1 else f"one of {ranks_text(guilty)}"

@@ -19,10 +19,8 @@ from samebits.errors import CheckpointError
 from samebits.plain_file import read_plain
 from samebits.provenance.fingerprint import Fingerprint
 from samebits.provenance.identity import is_free
-from samebits.provenance.record import StepLog, StepRecord
-from samebits.provenance.run_files import RunFiles, over_worlds
-from samebits.provenance.identity import is_free
 from samebits.provenance.record import StepLog
+from samebits.provenance.run_files import RunFiles, over_worlds
 from samebits.replay.compare import Change, changed_fields, value_text
 from samebits.replay.record_files import check_files
 from samebits.storage.checkpoint import name_of, steps

@@ -46,6 +46,8 @@ def sums(rank: int, count: int, flips: dict[int, random.Random]) -> list[list[in
     for step in steps_of(rank, count):
         for micro_batch in step.micro_batches:
             slots.begin(step, micro_batch)
+            if slots._now is None:
+                continue  # not one that several ranks compute
             given = gradients(micro_batch.step * 100 + micro_batch.index)
             if (choice := flips.get(step.number)) is not None and micro_batch is step.micro_batches[-1]:
                 bits = choice.choice(given).view(-1).view(torch.int32)
@@ -64,7 +66,7 @@ def test_each_of_500_flipped_bits_is_found_and_2000_honest_steps_are_equal() -> 
     choice = random.Random(7)
     wrong = sums(1, NUM_FLIPS, dict.fromkeys(range(NUM_FLIPS), choice))
     for number in range(NUM_FLIPS):
-        with pytest.raises(TrainError, match=rf"^rank 1 computed a wrong gradient at step {number:,}:"):
+        with pytest.raises(TrainError, match=rf": rank 1 computed a wrong gradient at step {number:,}:"):
             compare([[each[number]] for each in (honest[0], wrong, honest[2])])
 
 
@@ -91,7 +93,7 @@ def test_the_rank_in_most_differences_is_named(by_rank: list[list[list[int]]], w
     if not who:
         compare(by_rank)
         return
-    with pytest.raises(TrainError, match=f"^{who} computed a wrong gradient"):
+    with pytest.raises(TrainError, match=f": {who} computed a wrong gradient"):
         compare(by_rank)
 
 
