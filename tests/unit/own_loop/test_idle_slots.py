@@ -83,7 +83,7 @@ def test_a_flipped_bit_names_the_rank(rank: int) -> None:
     ("by_rank", "who"),
     [
         ([[[0, 5]], [[0, 5]], [[0, 5]]], ""),
-        ([[[0, 5]], [[0, 6]], []], "one of ranks 0 and 1"),
+        ([[[0, 5]], [[0, 6]], []], "one of ranks 0 1"),
         # In another step, another rank has the micro-batch.
         ([[[0, 5]], [[1, 8]], [[0, 6], [1, 9]]], "rank 2"),
         ([[[0, 4]], [[0, 6]], [[0, 6]]], "rank 0"),
