@@ -23,10 +23,10 @@ _LN2 = 6.93147180369123816490e-01
 _LN2_REST = 1.90821492927058770002e-10
 _LOG2_E = 1.44269504088896338700
 _ROUNDING = 1.5 * 2.0**52
-# Both interpolated at Chebyshev points: (e**x - 1) / x on |x| <= ln 2 / 2, 1e-10 of e**x ...
-_EXP = (
-    1.0, 1.0, 0.5000000047117757, 0.16666666718997508, 0.04166635289677516, 0.008333298483754886,
-    0.0013941108433972674, 0.0001989927395864936,
+# Both interpolated at Chebyshev points: 2 e**x by (e**x - 1) / x on |x| <= ln 2 / 2, 1e-10 of e**x ...
+_TWICE_EXP = (
+    2.0, 2.0, 1.0000000094235515, 0.33333333437995016, 0.08333270579355032, 0.016666596967509772,
+    0.002788221686794535, 0.0003979854791729872,
 )  # fmt: skip
 # ... and erf(x) / x in x * x on |x| <= 4, 4e-10.
 _ERF = (
@@ -68,14 +68,16 @@ def _elementwise(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Ten
 
 
 def exp64(x: Tensor) -> Tensor:
-    """e**x of float64; below -150 and above 150, that of the limit. Of NaN, NaN."""
-    x = x.clamp(-150.0, 150.0)
+    """e**x of float64; below -708, where it would be denormal, 0. Of NaN, NaN."""
+    # The limits are infinity and 0: e**709.79 overflows, and at -708.2 the exponent's bits below are those of 0.
+    x = x.clamp(-708.2, 709.79)
     # Adding 1.5 * 2**52 rounds to a whole number and leaves it in the low bits.
     shifted = (x * _LOG2_E).add_(_ROUNDING)
     k = shifted - _ROUNDING
     rest = x.sub_(k * _LN2).sub_(k.mul_(_LN2_REST))
-    return poly(rest, _EXP).mul_(
-        (shifted.view(torch.int64) << 52).add_(1023 << 52).view(torch.float64)
+    # Twice e**rest times 2**(k - 1), since 2**1024 is no number, though e**709.7 is one.
+    return poly(rest, _TWICE_EXP).mul_(
+        (shifted.view(torch.int64) << 52).add_(1022 << 52).view(torch.float64)
     )
 
 

@@ -30,7 +30,10 @@ from samebits.portable.table import AROUND, AS_IT_IS, HANDLERS
 
 TABLE = frozenset({*AS_IT_IS, *AROUND, *HANDLERS})
 # Their values are not those of torch: random numbers, and memory that nothing was written to.
-OTHER_VALUES = "empty new_empty rand uniform normal bernoulli exponential dropout random dirichlet resize_ set_ lift"
+# as_strided reads the storage behind a view, which a copied argument does not have.
+OTHER_VALUES = (
+    "empty new_empty rand uniform normal bernoulli exponential dropout random dirichlet resize_ set_ lift as_strided"
+)
 
 
 def overloads() -> Iterator[Any]:

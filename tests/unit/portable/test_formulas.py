@@ -1,5 +1,6 @@
 """Operations that are a few others, with their gradients, against torch's own in float64."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -67,3 +68,21 @@ def test_exponential_numbers_have_the_moments_of_their_distribution() -> None:
     assert numbers.min() >= 0
     assert numbers.mean().item() == pytest.approx(0.5, abs=0.01)
     assert numbers.var().item() == pytest.approx(0.25, abs=0.02)
+
+
+BEYOND = torch.tensor([-707.0, -300.0, -151.0, 151.0, 300.0, 709.0, 709.75, math.inf, -math.inf, -1e4, 1e4]).double()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.exp, torch.expm1, torch.sigmoid, torch.tanh, torch.nn.functional.softplus,
+        lambda x: torch.softmax(x / 3, 0), lambda x: torch.softmax(torch.stack([x.clamp(max=500.0), -x.abs()]), 0),
+        lambda x: x.abs() ** 120.5, lambda x: 1e200 * x.abs() ** -70.3, lambda x: 2.0 ** (x.clamp(-1000, 1000)),
+    ],
+)  # fmt: skip
+def test_float64_has_the_range_of_torchs(function: Callable[[Tensor], Tensor]) -> None:
+    expected = function(BEYOND)
+    with portable_arithmetic():
+        found = function(BEYOND)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0, equal_nan=True)
