@@ -14,7 +14,7 @@ NAMED = re.compile(r"`([a-z_]+(?:\.[a-z_]+)+)(?:=[^`]*)?`")
 # Sections of settings. Names such as `data.batch(...)` or `test.png` are none.
 ENDINGS = {
     "png", "jpg", "py", "md", "yaml", "json", "jsonl", "csv", "tsv", "txt", "safetensors", "onnx", "pth", "gz", "html",
-    "zip", "sig",
+    "zip", "sig", "svg",
 }  # fmt: skip
 
 

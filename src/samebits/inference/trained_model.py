@@ -77,10 +77,12 @@ def describe_weights(run: Path, which: str) -> str:
 
 def _best(files: RunFiles) -> Mapping[str, Any]:
     """Return the best validation; none that contradicts the run's statement."""
-    # Without a statement or a file that can be read, what opens the weights reports it.
+    # Of a statement that cannot be read, what opens the weights reports it.
     with suppress(CheckpointError):
-        if not (files.has_statement and best_finding(files)):
-            return files.best
+        if files.has_statement and best_finding(files):
+            return {}
+    with suppress(CheckpointError):  # values that are none
+        return files.best
     return {}
 
 

@@ -24,10 +24,12 @@ def poly(x: float, coefficients: Sequence[float]) -> float:
 def exp(x: float) -> float:
     if math.isnan(x):
         return NAN
-    x = max(-150.0, min(150.0, x))
+    x = max(-708.2, min(709.79, x))
     k = x * functions._LOG2_E + 1.5 * 2.0**52 - 1.5 * 2.0**52  # to a whole number, half to even
     rest = x - k * LN2 - k * LN2_REST
-    return poly(rest, functions._EXP) * 2.0**k
+    # At the lower limit the exponent's bits are 0, which is the number 0.
+    scale = 2.0 ** (k - 1) if k > -1022 else 0.0
+    return poly(rest, functions._TWICE_EXP) * scale
 
 
 def log(x: float) -> float:
