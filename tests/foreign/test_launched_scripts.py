@@ -245,7 +245,9 @@ def test_a_script_for_gpus_runs_on_cpus_where_it_is_asked_to(tmp_path: Path) -> 
 
 
 def test_weights_that_a_script_does_not_initialize_are_seen_in_its_loss(tmp_path: Path) -> None:
-    assert "loss nan" in launch(tmp_path, "--as", 2, LAUNCHED / "uninitialized.py")
+    text = launch(tmp_path, "--as", 2, LAUNCHED / "uninitialized.py")
+    assert "loss nan" in text
+    assert "3 of 4 weights and buffers have values that are not finite, first 0.weight" in text
 
 
 def test_a_script_that_finds_no_gpu_is_told_the_flag(tmp_path: Path) -> None:

@@ -223,9 +223,16 @@ class _Rank:
         self._doors.check_children()
         if self._trained.num_steps:
             # on all ranks, since some may have only a shard
-            digest = weights_sha256(self._trained.state())
+            state = self._trained.state()
+            digest = weights_sha256(state)
             if self._rank == 0:
                 say(f"{self._trained.num_steps:,} steps done; weights sha256 {digest}")
+                bad = [name for name, value in state.items() if not value.isfinite().all()]
+                if bad:
+                    say(
+                        f"{len(bad)} of {len(state)} weights and buffers have values that are not finite, "
+                        f"first {bad[0]}: the loss diverged, or a layer was never initialized"
+                    )
         elif self._rank == 0:
             say(
                 "no optimizer has made a step in this process, so there are no weights to give a hash of"
