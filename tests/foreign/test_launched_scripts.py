@@ -182,6 +182,17 @@ def test_ranks_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
         assert not alive
 
 
+@pytest.mark.parametrize("wait_s", [2, 60])
+def test_a_worker_that_is_still_starting_ends_with_its_rank(tmp_path: Path, wait_s: int) -> None:
+    with running("launch", "--as", 2, LAUNCHED / "slow_worker.py", tmp_path, wait_s, cwd=tmp_path) as process:
+        wait_until(lambda: len([*tmp_path.glob("*.pid")]) == 2)
+        workers = [psutil.Process(int(path.read_text())) for path in tmp_path.glob("*.pid")]
+        for each in [*(worker.parent() for worker in workers), psutil.Process(process.pid)]:
+            each.kill()
+        _, alive = psutil.wait_procs(workers, timeout=30)
+        assert not alive
+
+
 def kill_often(tmp_path: Path, times: int, seed: int) -> None:
     """Kill launcher and ranks at random moments until the script ends; compare with an undisturbed run."""
     moments = random.Random(seed)

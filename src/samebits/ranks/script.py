@@ -8,6 +8,7 @@ whatever machines the ranks are.
 
 import atexit
 import multiprocessing
+import multiprocessing.util
 import os
 import re
 import resource
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 
 from samebits.cluster.env import read_assignment, show_one_machine
+from samebits.cluster.signals import exit_with_parent
 from samebits.frames import error_line
 from samebits.launch import cleanup
 from samebits.module.determinism import set_kernels
@@ -269,6 +271,8 @@ def _be_a_process_of_python() -> None:
     # The default way to start processes is still open: scripts choose one.
     multiprocessing.set_start_method(None, force=True)
     multiprocessing.current_process().name = "MainProcess"
+    # A DataLoader's worker looks for another parent than its first one: it would stay if the rank was killed before.
+    multiprocessing.util.register_after_fork(exit_with_parent, lambda watch: watch())
     # As torchrun's: systems that share cores between sessions give each rank as much as another program.
     os.setsid()
 
