@@ -150,7 +150,8 @@ def _undecodable(
                 if name in _WIDE
                 else [lines[line - 1].decode(name)]
             )
-            readings.setdefault(" ".join(rows[0].split())[:_MAX_SHOWN], []).append(name)
+            if rows:  # bytes of wide characters may look like ends of lines
+                readings.setdefault(" ".join(rows[0].split())[:_MAX_SHOWN], []).append(name)
     if readings:
         cause = "\n".join(
             f"as {' and '.join(names)}, the line reads: {text}" for text, names in readings.items()

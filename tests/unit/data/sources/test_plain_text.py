@@ -94,3 +94,11 @@ def test_utf_16_without_a_mark_is_refused_for_its_nul_characters() -> None:
 def test_invisible_characters_are_shown_by_their_code_points() -> None:
     assert escape_invisible("tulips\u200b\xa0 \x00") == "tulips<U+200B><U+00A0> <U+0000>"
     assert not any(map(is_invisible, "aé你 \xa0\u200d\u0301\u06dd"))
+
+
+@pytest.mark.parametrize("wide", ["ਊਊਊਊa\u30ff", "\u0a0a\u0a0d\u0d0aa\u30ff\u30ff", "ਊ" * 300 + "a,\u30ff\n"])
+def test_wide_characters_may_have_the_bytes_of_ends_of_lines(tmp_path: Path, wide: str) -> None:
+    path = tmp_path / "list.csv"
+    path.write_bytes(wide.encode("utf-16-le"))
+    with pytest.raises(DataError, match=r"list\.csv:\d+ is not UTF-8"):
+        to_utf8(path, path.read_bytes())
