@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from multiprocessing import connection, parent_process
 from types import FrameType
 
@@ -117,3 +117,10 @@ def when_parent_dies(then: Callable[[], None]) -> None:
 def exit_with_parent() -> None:
     """End this process at once when its parent ends: for DataLoader workers, which have nothing to save."""
     when_parent_dies(lambda: os._exit(1))
+
+
+def end_group(leader: int) -> None:
+    """Kill the processes of a group, such as those that a script or package has left; nothing if there are none."""
+    # PermissionError: some systems answer so for a group of which only zombies are left.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)

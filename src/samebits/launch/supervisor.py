@@ -29,7 +29,7 @@ from types import FrameType
 from typing import TypeVar
 
 from samebits import scratch
-from samebits.cluster.signals import STOP_SIGNALS, handled
+from samebits.cluster.signals import STOP_SIGNALS, end_group, handled
 from samebits.errors import printable, wrap_error
 from samebits.launch import failures
 from samebits.launch.failures import ErrorReport, ProcessFailure, RootCause
@@ -181,7 +181,10 @@ class Supervisor:
         for process in processes.values():
             # Reaped here: only then the exit code of a killed process is known.
             process.join(GRACE_S)
-            _end_group(process.pid)
+            # Each rank of a script leads a session. What it has left, such as workers of its loaders, would notice its
+            # end later: when the folder with their sockets is gone, each with a traceback.
+            if process.pid is not None:
+                end_group(process.pid)
         process_failures = [
             ProcessFailure(
                 rank,
@@ -228,16 +231,6 @@ def _over_progress() -> str:
         "unknown",
     )
     return "\r\x1b[2K" if is_terminal else ""
-
-
-def _end_group(leader: int | None) -> None:
-    """End what a lost rank of a script has left, such as the workers of its loaders: each rank has its own session.
-
-    They would notice by themselves, but later: when the folder with their sockets is gone, each with a traceback.
-    """
-    with suppress(ProcessLookupError):  # none is left, or the rank has no session of its own
-        if leader is not None:
-            os.killpg(leader, signal.SIGKILL)
 
 
 def send_signal(pids: Sequence[int] | set[int], number: signal.Signals) -> None:

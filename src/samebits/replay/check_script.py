@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits import scratch
+from samebits.cluster.signals import end_group
 from samebits.errors import ConfigError
 from samebits.portable.mode import LIST_OPERATIONS
 from samebits.replay.check import Report
@@ -194,8 +194,7 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_TIMEOUT_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # what the script has left
+    end_group(process.pid)  # what the script has left
     process.wait()
 
 

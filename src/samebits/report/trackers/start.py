@@ -10,7 +10,6 @@ draws a number beside them would change a sample.
 import contextlib
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from samebits.cluster.signals import end_group
+from samebits.plain_file import read_part
 from samebits.report.trackers.process import FAILED, FOLDER
 from samebits.report.trackers.tracker import Outcome, check_trackers, external, label
 
@@ -106,16 +107,12 @@ class TrackerProcess:
         # WNOWAIT leaves the process as a zombie, so its number, and
         # that of its group, cannot be used again before the kill.
         os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT)
-        self._kill()  # what is left of its process group
+        end_group(self._child.pid)  # what is left of its processes
         code = self._child.wait()
         if code and not self.has_failed:
-            tail = self._log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace").splitlines()
-            word, _, reason = (tail or [""])[-1].partition(" ")
+            tail = read_part(self._log, _TAIL_BYTES, is_end=True).decode("utf-8", "replace")
+            word, _, reason = (tail.splitlines() or [""])[-1].partition(" ")
             self._fail(reason if word == FAILED else f"its process ended with code {code}")
-
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
-            os.killpg(self._child.pid, signal.SIGKILL)
 
     def _fail(self, reason: str) -> None:
         self.has_failed = True
@@ -148,7 +145,7 @@ class TrackerProcess:
             end = end if is_started else max(end, self._began + _START_S)
             if self._watcher.is_alive() and now > min(end, self._ended + _MOST_S):
                 self._fail("it hangs" if is_started else "it has not started")
-                self._kill()
+                end_group(self._child.pid)
                 break
         self._watcher.join()
 
