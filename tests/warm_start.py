@@ -25,7 +25,10 @@ from tests.warm_forkserver import WaitingProcess, run_and_exit, take_over
 
 ROOT = Path(__file__).resolve().parents[1]
 # Read when they are used, so a process may change them after its libraries are loaded.
-_READ_LATE = ("PYTEST_", "TMPDIR", "XDG_CONFIG_HOME", "SAMEBITS_", "HF_", "TRANSFORMERS_")
+_READ_LATE = (
+    "PYTEST_", "TMPDIR", "XDG_CONFIG_HOME", "SAMEBITS_", "HF_", "TRANSFORMERS_",
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
 _IMPORTED = (
     "torch._dynamo",
     "samebits.cli.main",
@@ -45,7 +48,7 @@ _FIXED = {
 }
 # Commands and scripts that need no copy that waits to become a fork server. A fork takes 30 ms.
 _ALONE = ("--help", "config", "export", "predict", "runs", "compare", "report", "trust")
-_SCRIPTS_ALONE = ("rank_pool.py", "in_processes.py", "lightning_cases.py")
+_SCRIPTS_ALONE = ("rank_pool.py", "in_processes.py", "_cases.py")
 # Of no use to a process that is forked.
 _READ_BY_PYTHON = ("PYTHONSAFEPATH", "PYTHONWARNINGS")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -199,7 +202,7 @@ def main() -> None:
     _become(request)
 
     is_alone = sys.argv[1:2] == ["samebits"] and sys.argv[2:3] and sys.argv[2] in _ALONE
-    if is_alone or Path(sys.argv[0]).name in _SCRIPTS_ALONE:
+    if is_alone or sys.argv[0].endswith(_SCRIPTS_ALONE):
         run_and_exit(_run_command)
     fork_server = WaitingProcess(lambda environ: _differ_only_late(known, environ, ignored=_READ_BY_PYTHON))
     run_and_exit(_run_command, fork_server.close)

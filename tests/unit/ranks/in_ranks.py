@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import warm_start
 from tests.runs import environment, own_port
 
 FOLDER = Path(__file__).parent
@@ -14,7 +15,7 @@ def run(name: str, *arguments: object) -> list[object]:
     """What three processes print, by rank."""
     port = str(own_port())
     started = [
-        subprocess.Popen(
+        warm_start.popen(
             [sys.executable, FOLDER / name, *map(str, arguments)], stdout=subprocess.PIPE, text=True,
             env=environment(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
         )
