@@ -50,15 +50,24 @@ for _ in range(3):
 """
 
 
-@pytest.mark.parametrize("ranks", ["", "--as 2"], ids=["exact", "launch"])
-def test_check_of_a_script_runs_nothing_of_the_current_folder(strange: Path, tmp_path: Path, ranks: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "ranks"),
+    [
+        ("gate --steps 2", ""),  # starts a script as check does, once
+        pytest.param("check", "", marks=pytest.mark.full),
+        pytest.param("check", "--as 2", marks=pytest.mark.full),
+    ],
+)
+def test_a_script_is_observed_without_modules_of_the_current_folder(
+    strange: Path, tmp_path: Path, command: str, ranks: str
+) -> None:
     (strange / "samebits.py").write_text((strange / "torch.py").read_text())
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "beside.py").touch()
     lines = LOOP.splitlines(keepends=True)
     (mine / "loop.py").write_text("".join(each for each in lines if not ranks or "samebits" not in each))
-    done = run(f"{sys.executable} -P -m samebits check {mine}/loop.py {ranks}", strange)
+    done = run(f"{sys.executable} -P -m samebits {command} {mine}/loop.py {ranks}", strange)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
