@@ -63,7 +63,7 @@ SECTIONS: dict[str, tuple[str, str, dict[str, list[str]]]] = {
             ],
             "Several machines": ["launchers", "slurm", "containers", "clusters"],
             "When something fails": ["debug-a-hang", "faults"],
-            "Memory and speed": ["memory", "speed", "kernels", "portable"],
+            "Memory and speed": ["memory", "speed", "portable"],
             "Versions and other tools": ["versions", "comparison"],
             "Recipes": [f"recipes/{name}" for name in ("mnist", "classify", "text", "pose", "segment")],
         },
