@@ -9,9 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from samebits.cli.options import Debug, Overrides, command_group, path_option
+from samebits.cli.options import Debug, Overrides, argument, command_group, flag, path_option
 from samebits.config.given import given_path
 from samebits.errors import ConfigError
 
@@ -28,11 +26,9 @@ if TYPE_CHECKING:
 
 
 SourceName = Annotated[
-    str | None, typer.Argument(metavar="SOURCE", help="A recipe, preset, YAML file or recipe file.")
+    str | None, argument("SOURCE", "A recipe, preset, YAML file or recipe file.")
 ]
-AsSchema = Annotated[
-    bool, typer.Option("--schema", help="Print JSON Schema of a YAML file, for editors.")
-]
+AsSchema = Annotated[bool, flag("--schema", "Print JSON Schema of a YAML file, for editors.")]
 
 _VALUE_WIDTH = 12
 _MIN_TEXT = 20
@@ -146,9 +142,7 @@ def hanging(head: str, text: str, width: int) -> list[str]:
 
 TrustedFile = Annotated[
     str,
-    typer.Argument(
-        metavar="FILE", help="A recipe file (.py), or a public key (.pub).", show_default=False
-    ),
+    argument("FILE", "A recipe file (.py), or a public key (.pub)."),
 ]
 
 
@@ -186,9 +180,7 @@ def trust(file: TrustedFile, debug: Debug = False) -> None:
 
 app = command_group("Make synthetic data to train on.")
 
-RecipeName = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="Recipe that reads the data: classify or segment.")
-]
+RecipeName = Annotated[str, argument("RECIPE", "Recipe that reads the data: classify or segment.")]
 Out = Annotated[
     Path | None, path_option("--out", "DIR", "A new or empty folder. Default: show the settings.")
 ]

@@ -4,8 +4,6 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from samebits.cli.options import (
     Debug,
     Init,
@@ -14,6 +12,8 @@ from samebits.cli.options import (
     MachineOverrides,
     Rank,
     WorldSize,
+    argument,
+    option,
     path_option,
 )
 from samebits.errors import ConfigError
@@ -22,23 +22,15 @@ from samebits.process_range import MAX_PROCS
 
 SourceName = Annotated[
     str | None,
-    typer.Argument(
-        metavar="SOURCE",
-        help="A recipe or file as for train: its settings and data are compared too.",
-    ),
+    argument("SOURCE", "A recipe or file as for train: its settings and data are compared too."),
 ]
 Procs = Annotated[
     int | None,
-    typer.Option(
-        min=1, max=MAX_PROCS, metavar="N", help="Processes to start on this machine; default: 1."
-    ),
+    option("N", "Processes to start on this machine; default: 1.", min=1, max=MAX_PROCS),
 ]
 Hosts = Annotated[
     str | None,
-    typer.Option(
-        metavar="A,B",
-        help="Check these hosts by ssh, with one process each. Needs the same paths on each.",
-    ),
+    option("A,B", "Check these hosts by ssh, with one process each. Needs the same paths on each."),
 ]
 RunDir = Annotated[
     Path, path_option("--run-dir", "DIR", "Folder of the runs; its disk is checked.")

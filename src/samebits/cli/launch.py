@@ -9,9 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from samebits.cli.options import Debug, GridValues, Overrides, SourceName, path_option
+from samebits.cli.options import (
+    Debug,
+    GridValues,
+    Overrides,
+    SourceName,
+    argument,
+    flag,
+    option,
+    path_option,
+)
 from samebits.errors import ConfigError, LaunchError, cannot_make
 from samebits.launch.subcommand import SAMEBITS
 from samebits.process_range import parse_range
@@ -25,9 +32,7 @@ if TYPE_CHECKING:
 
 Arguments = Annotated[
     list[str],
-    typer.Argument(
-        metavar="[FLAGS] SCRIPT [ARGUMENTS]", help="As for torchrun.", show_default=False
-    ),
+    argument("[FLAGS] SCRIPT [ARGUMENTS]", "As for torchrun."),
 ]
 # Flags have values, which only their own parser knows: all that follows is left to it.
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -56,8 +61,8 @@ def launch(arguments: Arguments) -> int:
 # `samebits call`: the processes of `samebits.launch`, which starts this command. Not for users.
 
 
-Procs = Annotated[str, typer.Option(metavar="N", help="Number of processes.")]
-Threads = Annotated[int, typer.Option(metavar="N", help="CPU threads of each process.")]
+Procs = Annotated[str, option("N", "Number of processes.")]
+Threads = Annotated[int, option("N", "CPU threads of each process.")]
 
 
 def call(description: Path, procs: Procs = "1", threads: Threads = 1) -> int:
@@ -78,46 +83,31 @@ def call(description: Path, procs: Procs = "1", threads: Threads = 1) -> int:
 # `samebits submit`: a run as a Slurm job.
 
 
-Nodes = Annotated[int, typer.Option(min=1, metavar="N", help="Nodes.")]
+Nodes = Annotated[int, option("N", "Nodes.", min=1)]
 ProcsPerNode = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Processes per node; default: one per GPU.")
+    int | None, option("N", "Processes per node; default: one per GPU.", min=1)
 ]
-Gpus = Annotated[int, typer.Option(min=0, metavar="N", help="GPUs per node.")]
+Gpus = Annotated[int, option("N", "GPUs per node.", min=0)]
 Cpus = Annotated[
     int,
-    typer.Option(
-        min=1, metavar="N", help="Cores per process, for its threads and DataLoader workers."
-    ),
+    option("N", "Cores per process, for its threads and DataLoader workers.", min=1),
 ]
 Time = Annotated[
     str,
-    typer.Option(
-        metavar="H:MM:SS", help="Time limit of a job. The run requeues itself and resumes."
-    ),
+    option("H:MM:SS", "Time limit of a job. The run requeues itself and resumes."),
 ]
 Warning = Annotated[
     int,
-    typer.Option(
-        "--warning-s",
-        min=10,
-        metavar="S",
-        help="Seconds before the time limit at which the run saves.",
-    ),
+    option("S", "Seconds before the time limit at which the run saves.", "--warning-s", min=10),
 ]
 RunDir = Annotated[
     Path, path_option("--run-dir", "DIR", "Run folder, on a file system that all nodes share.")
 ]
 Sbatch = Annotated[
     list[str] | None,
-    typer.Option(
-        "--sbatch",
-        metavar="OPTION",
-        help="Further option for sbatch, such as --sbatch=-pgpu. Repeatable.",
-    ),
+    option("OPTION", "Further option for sbatch, such as --sbatch=-pgpu. Repeatable.", "--sbatch"),
 ]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the batch script and submit nothing.")
-]
+DryRun = Annotated[bool, flag("--dry-run", "Print the batch script and submit nothing.")]
 
 
 def submit(

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from samebits.cli.options import (
     Checkpoint,
     Debug,
@@ -17,8 +15,11 @@ from samebits.cli.options import (
     Model,
     Preset,
     Run,
+    argument,
+    flag,
     json_text,
     line_text,
+    option,
     path_option,
 )
 from samebits.errors import ConfigError, DataError
@@ -29,7 +30,7 @@ from samebits.process_range import MAX_PROCS
 
 Procs = Annotated[
     int | None,
-    typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes on this machine; default: 1."),
+    option("N", "Processes on this machine; default: 1.", min=1, max=MAX_PROCS),
 ]
 
 
@@ -75,11 +76,7 @@ def evaluate(
 
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="FILE",
-        help="Files, and folders of them; settings as KEY=VALUE.",
-        show_default=False,
-    ),
+    argument("FILE", "Files, and folders of them; settings as KEY=VALUE."),
 ]
 Draw = Annotated[
     Path | None,
@@ -214,9 +211,7 @@ def _is_table(value: Any) -> bool:
 # `samebits export`: a trained model as one file, verified before it is renamed into place.
 
 
-To = Annotated[
-    str, typer.Option("--to", metavar="FORMAT", help="safetensors, onnx or torch-export.")
-]
+To = Annotated[str, option("FORMAT", "safetensors, onnx or torch-export.", "--to")]
 Out = Annotated[
     Path | None,
     path_option("--out", "FILE", "File to write; default: model.ENDING in the run folder."),
@@ -260,20 +255,16 @@ def export(
 
 Target = Annotated[
     str,
-    typer.Argument(metavar="TARGET", help="A new folder; or hf://OWNER/NAME.", show_default=False),
+    argument("TARGET", "A new folder; or hf://OWNER/NAME."),
 ]
 Source = Annotated[
     str,
-    typer.Argument(
-        metavar="SOURCE", help="A folder; or hf://OWNER/NAME[@REVISION].", show_default=False
-    ),
+    argument("SOURCE", "A folder; or hf://OWNER/NAME[@REVISION]."),
 ]
 SignKey = Annotated[
     Path | None, path_option("--sign-key", "FILE", "Sign the model with this private key (PEM).")
 ]
-AnySigner = Annotated[
-    bool, typer.Option("--any-signer", help="Take a model that no key you trust has signed.")
-]
+AnySigner = Annotated[bool, flag("--any-signer", "Take a model that no key you trust has signed.")]
 NewFolder = Annotated[Path, path_option("--out", "DIR", "New folder for the model.")]
 
 

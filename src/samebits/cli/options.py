@@ -26,6 +26,27 @@ def _switch_on_debug(value: bool) -> None:
         os.environ[DEBUG_VARIABLE] = "1"  # inherited by child processes
 
 
+def argument(metavar: str, help: str) -> Any:
+    """Return an argument: what stands for it in the help, and its meaning."""
+    return typer.Argument(metavar=metavar, help=help, show_default=False)
+
+
+def option(metavar: str, help: str, *names: str, **limits: float) -> Any:
+    """Return an option with a value.
+
+    Args:
+        metavar, help: What stands for its value in the help, and its meaning.
+        names: Its names, if they are not that of the parameter.
+        limits: min and max of a number.
+    """
+    return typer.Option(*names, metavar=metavar, help=help, **limits)  # type: ignore[arg-type]
+
+
+def flag(name: str, help: str) -> Any:
+    """Return an option without a value, such as --all."""
+    return typer.Option(name, help=help)
+
+
 def path_option(name: str, metavar: str, help: str) -> Any:
     """Return an option that is a path.
 
@@ -116,16 +137,13 @@ def command_group(help: str) -> typer.Typer:
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Settings, such as epochs=3 optim.lr=0.1."),
+    argument("KEY=VALUE", "Settings, such as epochs=3 optim.lr=0.1."),
 ]
 MachineOverrides = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE",
-        help="Settings for this machine, such as data.root=DIR loader.num_workers=2.",
-    ),
+    argument("KEY=VALUE", "Settings for this machine, such as data.root=DIR loader.num_workers=2."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[bool, flag("--json", "Print JSON.")]
 Debug = Annotated[
     bool,
     typer.Option(
@@ -135,14 +153,10 @@ Debug = Annotated[
 # Old launchers add it to the command; torchrun sets a variable too.
 LocalRank = Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)]
 # A recipe, preset or file with the settings to train with.
-SourceName = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="As for train.", show_default=False)
-]
+SourceName = Annotated[str, argument("SOURCE", "As for train.")]
 Run = Annotated[
     Path,
-    typer.Argument(
-        metavar="RUN", help="A run folder, such as runs/digits-0007.", show_default=False
-    ),
+    argument("RUN", "A run folder, such as runs/digits-0007."),
 ]
 RunFolder = Annotated[
     Path,
@@ -150,44 +164,34 @@ RunFolder = Annotated[
 ]
 GridValues = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "KEY=A,B ...",
+        "Settings with the values to combine, such as --grid optim.lr=0.1,0.03 seed=0:3; 0:3 is 0, 1 and 2.",
         "--grid",
-        metavar="KEY=A,B ...",
-        help="Settings with the values to combine, such as --grid optim.lr=0.1,0.03 seed=0:3; 0:3 is 0, 1 and 2.",
     ),
 ]
 # A trained model: run folder or file, the preset of a file, and the weights to take.
 Model = Annotated[
     Path,
-    typer.Argument(
-        metavar="RUN",
-        help="A run folder, such as runs/digits-0007; or a file of weights (.pth ...).",
-        show_default=False,
-    ),
+    argument("RUN", "A run folder, such as runs/digits-0007; or a file of weights (.pth ...)."),
 ]
 Preset = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME", help="For a file of weights: the recipe, preset or YAML file of its model."
-    ),
+    option("NAME", "For a file of weights: the recipe, preset or YAML file of its model."),
 ]
 Checkpoint = Annotated[
     str,
-    typer.Option(
-        metavar="WHICH",
-        help="last: the final weights; best; or a checkpoint's name such as step-000230.",
-    ),
+    option("WHICH", "last: the final weights; best; or a checkpoint's name such as step-000230."),
 ]
 # A world that the user starts process by process.
 Init = Annotated[
     str | None,
-    typer.Option(
-        metavar="URL",
-        help="Join other processes at tcp://HOST:PORT or env://, with --rank and --world-size.",
+    option(
+        "URL", "Join other processes at tcp://HOST:PORT or env://, with --rank and --world-size."
     ),
 ]
-Rank = Annotated[int | None, typer.Option(metavar="R", help="Rank of this process, from 0.")]
-WorldSize = Annotated[int | None, typer.Option(metavar="W", help="Number of processes in all.")]
+Rank = Annotated[int | None, option("R", "Rank of this process, from 0.")]
+WorldSize = Annotated[int | None, option("W", "Number of processes in all.")]
 
 
 # Options that torchrun's own launch, or `--rdzv-endpoint`, has made superfluous.

@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from samebits import version
 from samebits.cli.options import (
     Debug,
@@ -22,8 +20,11 @@ from samebits.cli.options import (
     MachineOverrides,
     Overrides,
     Run,
+    argument,
+    flag,
     json_text,
     line_text,
+    option,
     path_option,
     print_report,
 )
@@ -38,12 +39,10 @@ if TYPE_CHECKING:
 # `samebits check`: is my own recipe exact?
 
 
-RecipeOrScript = Annotated[
-    str, typer.Argument(metavar="SOURCE", help="A recipe, or a script.", show_default=False)
-]
+RecipeOrScript = Annotated[str, argument("SOURCE", "A recipe, or a script.")]
 Ranks = Annotated[
     int | None,
-    typer.Option("--as", metavar="N", help="For a script of samebits launch: check it as N ranks."),
+    option("N", "For a script of samebits launch: check it as N ranks.", "--as"),
 ]
 NOT_EXACT = 1  # the exit code
 
@@ -123,16 +122,14 @@ def _report(
 # `samebits gate`: did this change alter the training?
 
 
-NumSteps = Annotated[
-    int | None, typer.Option("--steps", min=1, metavar="N", help="Steps to train; default: 20.")
-]
-Update = Annotated[bool, typer.Option("--update", help="Accept a change: write the file again.")]
+NumSteps = Annotated[int | None, option("N", "Steps to train; default: 20.", "--steps", min=1)]
+Update = Annotated[bool, flag("--update", "Accept a change: write the file again.")]
 Within = Annotated[
     float | None,
-    typer.Option(
+    option(
+        "1e-6",
+        "Compare losses, gradient norms and metrics with this relative tolerance, not bits.",
         min=0.0,
-        metavar="1e-6",
-        help="Compare losses, gradient norms and metrics with this relative tolerance, not bits.",
     ),
 ]
 GateFile = Annotated[
@@ -196,27 +193,21 @@ def gate(
 
 Sample = Annotated[
     str | None,
-    typer.Option(
-        metavar="5%",
-        help="Smallest share of the steps to replay; default: 5%. A hash of the run's record selects them.",
+    option(
+        "5%",
+        "Smallest share of the steps to replay; default: 5%. A hash of the run's record selects them.",
     ),
 ]
-Steps = Annotated[str | None, typer.Option(metavar="A:B", help="Replay the steps from A up to B.")]
-All = Annotated[bool, typer.Option("--all", help="Replay every step.")]
+Steps = Annotated[str | None, option("A:B", "Replay the steps from A up to B.")]
+All = Annotated[bool, flag("--all", "Replay every step.")]
 Scratch = Annotated[
     bool,
-    typer.Option(
-        "--from-scratch", help="Replay every step from the settings, without the run's checkpoints."
-    ),
+    flag("--from-scratch", "Replay every step from the settings, without the run's checkpoints."),
 ]
-Procs = Annotated[
-    int, typer.Option(min=1, max=MAX_PROCS, metavar="N", help="Processes on this machine.")
-]
-Challenge = Annotated[
-    str, typer.Option(metavar="TEXT", help="Your own random text, mixed into the choice of steps.")
-]
+Procs = Annotated[int, option("N", "Processes on this machine.", min=1, max=MAX_PROCS)]
+Challenge = Annotated[str, option("TEXT", "Your own random text, mixed into the choice of steps.")]
 AnySigner = Annotated[
-    bool, typer.Option("--any-signer", help="Accept a model that no key you trust has signed.")
+    bool, flag("--any-signer", "Accept a model that no key you trust has signed.")
 ]
 Code = Annotated[
     Path | None, path_option("--code", "DIR", "Replay with another checkout of Samebits.")
@@ -327,8 +318,8 @@ def _run_with(code: Path) -> None:
 # `samebits diff`: what differs between two runs.
 
 
-RunA = Annotated[Path, typer.Argument(metavar="A", help="A run folder.", show_default=False)]
-RunB = Annotated[Path, typer.Argument(metavar="B", help="Another run folder.", show_default=False)]
+RunA = Annotated[Path, argument("A", "A run folder.")]
+RunB = Annotated[Path, argument("B", "Another run folder.")]
 RecipeA = Annotated[
     Path | None,
     path_option("--recipe-a", "FILE", "Replay A with this recipe file, which is executed."),
@@ -337,7 +328,7 @@ RecipeB = Annotated[
     Path | None,
     path_option("--recipe-b", "FILE", "Replay B with this recipe file, which is executed."),
 ]
-NoReplay = Annotated[bool, typer.Option("--no-replay", help="Compare files only; run no recipe.")]
+NoReplay = Annotated[bool, flag("--no-replay", "Compare files only; run no recipe.")]
 
 
 def diff(
@@ -369,23 +360,19 @@ def diff(
 # `samebits debug`: a step of a past run again.
 
 
-AtStep = Annotated[
-    int | None, typer.Option("--step", metavar="N", help="The step, counted from 0.")
-]
+AtStep = Annotated[int | None, option("N", "The step, counted from 0.", "--step")]
 When = Annotated[
     str,
-    typer.Option(
-        metavar="EXPR",
-        help="The first step of the record with this: nonfinite, or 'loss > 3'; of loss, norm, lr, step.",
+    option(
+        "EXPR",
+        "The first step of the record with this: nonfinite, or 'loss > 3'; of loss, norm, lr, step.",
     ),
 ]
 OfSample = Annotated[
     int | None,
-    typer.Option("--sample", metavar="I", help="The first step that reads this training sample."),
+    option("I", "The first step that reads this training sample.", "--sample"),
 ]
-Print = Annotated[
-    str, typer.Option("--print", metavar="EXPR", help="Print this instead of opening a prompt.")
-]
+Print = Annotated[str, option("EXPR", "Print this instead of opening a prompt.", "--print")]
 
 
 def debug(

@@ -15,7 +15,10 @@ from samebits.cli.options import (
     Debug,
     Json,
     RunFolder,
+    argument,
+    flag,
     json_text,
+    option,
     path_of,
     path_option,
     table_columns,
@@ -38,19 +41,17 @@ Folder = Annotated[
 ]
 Where = Annotated[
     list[str] | None,
-    typer.Option(
-        metavar="KEY>VALUE",
-        help="Show the runs that meet a condition on a column, metric or setting, such as 'optim.lr>0.1' or "
+    option(
+        "KEY>VALUE",
+        "Show the runs that meet a condition on a column, metric or setting, such as 'optim.lr>0.1' or "
         "state=done; repeat for several. Operators: = != > >= < <=.",
     ),
 ]
 Sort = Annotated[
     str | None,
-    typer.Option(
-        metavar="KEY", help="Sort by a column, metric or setting, such as top1; default: by start."
-    ),
+    option("KEY", "Sort by a column, metric or setting, such as top1; default: by start."),
 ]
-Reverse = Annotated[bool, typer.Option("--reverse", help="Reverse the order.")]
+Reverse = Annotated[bool, flag("--reverse", "Reverse the order.")]
 
 
 def runs(
@@ -93,9 +94,7 @@ def runs(
 
 
 MAX_RUNS = 26
-Runs = Annotated[
-    list[Path], typer.Argument(metavar="A B [C ...]", help="Run folders.", show_default=False)
-]
+Runs = Annotated[list[Path], argument("A B [C ...]", "Run folders.")]
 
 
 def compare(runs: Runs, as_json: Json = False, debug: Debug = False) -> None:
@@ -145,9 +144,7 @@ def compare(runs: Runs, as_json: Json = False, debug: Debug = False) -> None:
 MAX_COMPARED = 8  # trials of a sweep
 RunsOrSweep = Annotated[
     list[Path],
-    typer.Argument(
-        metavar="RUN...", help="Run folders, or the folder of a sweep.", show_default=False
-    ),
+    argument("RUN...", "Run folders, or the folder of a sweep."),
 ]
 Out = Annotated[
     Path | None,
@@ -236,9 +233,7 @@ def _write(page: str, target: Path, runs: Sequence[RunHistory], svg: Path | None
 
 To = Annotated[
     list[str],
-    typer.Option(
-        metavar="NAME", help="wandb, mlflow, or a file with a samebits.Tracker. May be repeated."
-    ),
+    option("NAME", "wandb, mlflow, or a file with a samebits.Tracker. May be repeated."),
 ]
 
 

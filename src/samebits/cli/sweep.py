@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer.core import TyperCommand
 
 from samebits.cli.options import (
@@ -16,7 +15,10 @@ from samebits.cli.options import (
     GridValues,
     Json,
     Overrides,
+    argument,
+    flag,
     json_text,
+    option,
     path_option,
     table_columns,
 )
@@ -48,31 +50,20 @@ class SweepCommand(TyperCommand):
 
 Source = Annotated[
     str,
-    typer.Argument(
-        metavar="SOURCE",
-        help="As for train; or the folder of a sweep to resume.",
-        show_default=False,
-    ),
+    argument("SOURCE", "As for train; or the folder of a sweep to resume."),
 ]
 Jobs = Annotated[
     int | None,
-    typer.Option(
-        min=1,
-        max=1024,
-        metavar="N",
-        help="Trials side by side; default: as many as there are cores, or GPUs.",
+    option(
+        "N", "Trials side by side; default: as many as there are cores, or GPUs.", min=1, max=1024
     ),
 ]
-Procs = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Processes of each trial; does not change results.")
-]
+Procs = Annotated[int, option("N", "Processes of each trial; does not change results.", min=1)]
 SweepDir = Annotated[
     Path | None,
     path_option("--sweep-dir", "DIR", "Folder of the sweep; default: a new one below runs/."),
 ]
-Show = Annotated[
-    bool, typer.Option("--show", help="Print the table of the sweep in SOURCE, and train nothing.")
-]
+Show = Annotated[bool, flag("--show", "Print the table of the sweep in SOURCE, and train nothing.")]
 
 
 def sweep(

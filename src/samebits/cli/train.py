@@ -8,9 +8,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from samebits.cli.options import Debug, Init, LocalRank, Overrides, Rank, WorldSize, path_option
+from samebits.cli.options import (
+    Debug,
+    Init,
+    LocalRank,
+    Overrides,
+    Rank,
+    WorldSize,
+    argument,
+    option,
+    path_option,
+)
 from samebits.errors import ConfigError
 from samebits.launch.subcommand import SAMEBITS
 
@@ -19,52 +27,48 @@ if TYPE_CHECKING:
 
 Source = Annotated[
     str | None,
-    typer.Argument(
-        metavar="SOURCE",
-        help="A recipe (mnist), a preset (digits), your YAML file or your recipe file (.py). "
+    argument(
+        "SOURCE",
+        "A recipe (mnist), a preset (digits), your YAML file or your recipe file (.py). "
         "Default: the recipe of the run folder.",
     ),
 ]
 Procs = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "N",
+        "Processes on this machine; default: one per GPU, or one per core. MIN:MAX: if one is lost for good, "
+        "continue with the rest.",
         "--procs",
         "--nproc-per-node",
-        metavar="N",
-        help="Processes on this machine; default: one per GPU, or one per core. MIN:MAX: if one is lost for good, "
-        "continue with the rest.",
     ),
 ]
 NumNodes = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "N",
+        "Nodes; run this command on each. MIN:MAX: continue without a lost node, and accept it when it returns.",
         "--nodes",
         "--nnodes",
-        metavar="N",
-        help="Nodes; run this command on each. MIN:MAX: continue without a lost node, and accept it when it returns.",
     ),
 ]
 Endpoint = Annotated[
     str | None,
-    typer.Option(
-        "--rdzv-endpoint",
-        metavar="HOST:PORT",
-        help="Address of the rendezvous; HOST is one of the nodes.",
-    ),
+    option("HOST:PORT", "Address of the rendezvous; HOST is one of the nodes.", "--rdzv-endpoint"),
 ]
 RunId = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "NAME",
+        "Name of the run at the rendezvous; default: the name of the run folder.",
         "--rdzv-id",
-        metavar="NAME",
-        help="Name of the run at the rendezvous; default: the name of the run folder.",
     ),
 ]
 Hosts = Annotated[
     str | None,
-    typer.Option(
-        metavar="A,B:4",
-        help="Start on these hosts by ssh; 4 processes on B. Folder and Python need the same paths on each.",
+    option(
+        "A,B:4",
+        "Start on these hosts by ssh; 4 processes on B. Folder and Python need the same paths on each.",
     ),
 ]
 
@@ -74,25 +78,19 @@ RunDir = Annotated[
 ]
 Resume = Annotated[
     str,
-    typer.Option(
-        metavar="HOW",
-        help="never; auto: from the newest complete checkpoint of --run-dir, if any; or the folder of a checkpoint.",
+    option(
+        "HOW",
+        "never; auto: from the newest complete checkpoint of --run-dir, if any; or the folder of a checkpoint.",
     ),
 ]
 MaxRestarts = Annotated[
     int,
-    typer.Option(
-        min=0,
-        metavar="N",
-        help="How often to replace a lost process of this machine, or restart all.",
-    ),
+    option("N", "How often to replace a lost process of this machine, or restart all.", min=0),
 ]
 StopAfter = Annotated[
     int | None,
-    typer.Option(
-        min=1,
-        metavar="STEPS",
-        help="Stop after so many steps in all and save; --resume auto continues the run.",
+    option(
+        "STEPS", "Stop after so many steps in all and save; --resume auto continues the run.", min=1
     ),
 ]
 
@@ -134,9 +132,9 @@ def train(
         overrides = [source, *(overrides or [])]
         source = None
     # Checked before torch is imported, so that a wrong option is refused at once.
-    for option, text, limit in (("--procs", procs, MAX_PROCS), ("--nodes", nodes, MAX_NODES)):
+    for name, text, limit in (("--procs", procs, MAX_PROCS), ("--nodes", nodes, MAX_NODES)):
         if text is not None:
-            parse_range(text, option, limit)
+            parse_range(text, name, limit)
     here = read_assignment(os.environ, init, rank, world_size)
     source, overrides = _stored_source(
         source, overrides or [], run_dir, None if here is None else here.restart
