@@ -32,11 +32,6 @@ def pip_line(extra: str) -> str:
     return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
-def missing_modules(extra: str) -> list[str]:
-    """List the modules of an extra that are not installed, without importing any."""
-    return [name for name in EXTRAS[extra] if not is_installed(name)]
-
-
 def is_installed(module: str) -> bool:
     """Return whether a top-level module can be found. It is not imported."""
     if module in sys.modules:
@@ -44,9 +39,9 @@ def is_installed(module: str) -> bool:
     return find_spec(module) is not None
 
 
-def require(extra: str, what: str) -> None:
-    """Check that the modules of an extra are installed."""
-    if missing := missing_modules(extra):
+def require(extra: str, what: str, *modules: str) -> None:
+    """Check that the modules of an extra are installed, or those of them that are named."""
+    if missing := [name for name in modules or EXTRAS[extra] if not is_installed(name)]:
         verb = "is" if len(missing) == 1 else "are"
         raise ConfigError(
             f"{what} needs {', '.join(missing)}, which {verb} not installed",

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
-from samebits.errors import ConfigError, cannot_write
-from samebits.extras import is_installed, pip_line
+from samebits.errors import cannot_write
+from samebits.extras import require
 from samebits.plain_file import open_plain, parse_json
 
 if TYPE_CHECKING:
@@ -232,11 +232,7 @@ class History:
         Raises:
             ConfigError: pandas is not installed.
         """
-        if not is_installed("pandas"):
-            raise ConfigError(
-                "History.frame needs pandas, which is not installed",
-                fix=f"Run {pip_line('notebook')}.",
-            )
+        require("notebook", "History.frame", "pandas")
         from pandas import DataFrame
 
         return DataFrame(self.train if kind == "train" else self.eval)

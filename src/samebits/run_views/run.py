@@ -7,8 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from samebits.errors import ConfigError, printable
-from samebits.extras import is_installed, pip_line
+from samebits.errors import printable
+from samebits.extras import require
 from samebits.plain_file import number
 from samebits.provenance.run_files import RunFiles
 from samebits.report.records import History
@@ -144,11 +144,7 @@ class RunList(Sequence[Run]):
         Raises:
             ConfigError: pandas is not installed.
         """
-        if not is_installed("pandas"):
-            raise ConfigError(
-                "RunList.frame needs pandas, which is not installed",
-                fix=f"Run {pip_line('notebook')}.",
-            )
+        require("notebook", "RunList.frame", "pandas")
         import pandas
 
         frame = pandas.DataFrame(self.rows())
