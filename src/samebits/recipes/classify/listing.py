@@ -405,6 +405,19 @@ def _select(files: Files, classes: Sequence[str] | None, path: Path) -> Files:
         raise DataError(
             f"{path} has only one class: {', '.join(files)}",
             allowed="two or more",
-            fix="Add images of another class.",
+            fix=_one_class_fix(path, *files.items()),
         )
     return files
+
+
+def _one_class_fix(path: Path, only: tuple[str, Sequence[str]]) -> str:
+    """Return the fix for a single class: often an archive has wrapped its class folders in another folder."""
+    name, found = only
+    below = re.compile(rf"{re.escape(name)}/([^/]+)/")
+    folders = sorted({match[1] for file in found if (match := below.match(file))})
+    if len(folders) < 2:
+        return "Add images of another class."
+    return (
+        f"If the classes are {some(folders, 6)}, name the folder that has them: {path / name}\n"
+        "Otherwise add images of another class."
+    )
