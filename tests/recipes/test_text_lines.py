@@ -111,6 +111,25 @@ def test_a_picture_that_is_missing_is_named_with_all_places(tmp_path: Path) -> N
     assert error.value.slots["cause"].splitlines()[1:] == [str(tmp_path), str(tmp_path / "images")]
 
 
+@pytest.mark.parametrize(
+    ("line", "path", "text"),
+    [
+        ("nr 0.png ab", "nr", "0.png ab"),  # a blank in the path
+        ('0.png, "ab"', "0.png,", '"ab"'),  # as ICDAR writes it
+        ("0.png;ab\tb", "0.png;ab", "b"),
+    ],
+)
+def test_a_line_that_is_divided_elsewhere_is_shown_as_it_was_read(
+    tmp_path: Path, line: str, path: str, text: str
+) -> None:
+    write_lines(tmp_path, {"0.png": "a"})
+    (tmp_path / "l.txt").write_text(line + "\n")
+    with pytest.raises(DataError, match="is missing") as error:
+        choose(settings_of(tmp_path), Alphabet(' ab0.png"'), train=True)
+    assert error.value.slots["given"] == f"a line with the path {path!r} and the text {text!r}"
+    assert "write a tab between them" in error.value.slots["fix"]
+
+
 def test_missing_pictures_are_counted_and_named_before_training(tmp_path: Path) -> None:
     write_lines(tmp_path, {f"{number}.png": "a" for number in range(9)})
     for number in (3, 5, 7, 8):

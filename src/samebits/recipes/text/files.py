@@ -230,10 +230,12 @@ def _image_folder(labels: Labels, config: DataConfig, rows: IntArray) -> Path:
     if found is None:
         raise DataError(
             f"the image {name[:200]} is missing",
+            given=f"a line with the path {name[:200]!r} and the text {labels.text(int(rows[0]))[:80]!r}",
             where=labels.where(int(rows[0])),
             cause="it is in none of these folders:\n"
             + "\n".join(str(folder) for folder in dict.fromkeys(folders)),
-            fix="Set data.images to the folder of the images.",
+            fix="Set data.images to the folder of the images. If path and text are divided at the wrong place,\n"
+            "write a tab between them, and nothing else.",
         )
     return found
 
