@@ -157,15 +157,11 @@ class RunFiles:
         """The record of steps in `steps.bin`."""
         return read_steps(self.path / STEPS_FILE)
 
-    @cached_property
-    def evaluations(self) -> list[Evaluation]:
-        """Step and metrics of each evaluation in `metrics.jsonl`."""
-        return [
-            Evaluation.of(
-                record["step"], {name: record[name] for name in record if name not in _NO_METRICS}
-            )
-            for record in self.records("eval")
-        ]
+    def evaluations(self) -> Iterator[Evaluation]:
+        """Yield step and metrics of each evaluation in `metrics.jsonl`. Not kept: a stranger's may be millions."""
+        for record in self.records("eval"):
+            metrics = {name: record[name] for name in record if name not in _NO_METRICS}
+            yield Evaluation.of(record["step"], metrics)
 
     @cached_property
     def checkpoints(self) -> dict[str, dict[str, str]]:

@@ -50,7 +50,7 @@ class RecordedRun:
     versions: dict[str, str] = field(default_factory=dict)  #: Versions and hardware, by name.
     #: The record of its steps; empty if there is none.
     log: StepLog = field(default_factory=StepLog)
-    evaluations: dict[int, Mapping[str, Any]] = field(default_factory=dict)  #: Step -> metrics.
+    evaluations: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  #: Step -> metrics.
     #: Step -> SHA-256 of weights and optimizer state, by file.
     checkpoints: dict[int, dict[str, str]] = field(default_factory=dict)
     num_steps: int = 0  #: Number of steps done.
@@ -85,8 +85,9 @@ def read_run(path: Path) -> RecordedRun:
     found.num_steps = found.num_steps or found.log.stop
     if (change := recipe_change(path, str(found.settings.get("recipe")))) is not None:
         found.notes.append(change.partition("\n")[0].removeprefix("warning: "))
-    found.evaluations = {each.step: each.metrics for each in files.evaluations}
-    found.contradictions = check_files(files).mismatches
+    checked = check_files(files)
+    found.evaluations = checked.evaluations
+    found.contradictions = checked.mismatches
     found.checkpoints = {
         int(name.removeprefix("step-")): parts for name, parts in files.checkpoints.items()
     }

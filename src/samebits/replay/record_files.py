@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,10 @@ from samebits.provenance.record import (
     distinct,
     environments,
 )
-from samebits.provenance.run_files import RunFiles
+from samebits.provenance.run_files import MAX_RECORDS, RunFiles
 from samebits.recipes.catalog import RecipeSpec
 from samebits.report.records import FILE_NAME as METRICS
-from samebits.report.records import read_records
+from samebits.report.records import iterate_records
 from samebits.storage.checkpoint import name_of, steps
 from samebits.storage.manifest import WEIGHTS, check_size, manifest_of, sha256_of_file
 
@@ -45,7 +46,7 @@ _STATED = ("code", "environment", "data")  # of a record: what a publisher could
 # Files and folders that `verify` compares, whole or in the values that a replay has.
 COMPARED = frozenset({
     "config.yaml", _DIFF, _ENVIRONMENT, "dataset_info.json", METRICS, "provenance.json", "result.json", WEIGHTS,
-    STEPS_FILE, "checkpoints",
+    STEPS_FILE, "checkpoints", "config.json",
 })  # fmt: skip
 
 
@@ -76,13 +77,9 @@ def compare_record(
     if not os.path.lexists(run / METRICS):
         notes.append(f"{METRICS} is not published")
     else:
-        found += _of_evaluations(files) + _of_steps(run, log)
-        written = {each.step for each in files.evaluations}
-        notes += [
-            f"{METRICS} does not have the recorded evaluation after step {step:,}"
-            for step in at
-            if step not in written
-        ][:1]
+        differing, missing = _of_evaluations(files)
+        found += differing + _of_steps(run, log)
+        notes += missing
     found += _of_environment(files)
     empty = [name for name in _STATED if not any(getattr(record, name))]
     notes += [f"not stated: the run's {', '.join(empty)}"] * bool(empty)
@@ -131,33 +128,40 @@ def not_compared(run: Path) -> list[str]:
     )
 
 
-def _of_evaluations(files: RunFiles) -> list[str]:
-    """Compare the evaluations in `metrics.jsonl` with the recorded ones, up to the first one that differs."""
-    evaluations = files.record.evaluations
-    recorded = {each.step: each.metrics for each in evaluations}
-    for each in files.evaluations:
+def _of_evaluations(files: RunFiles) -> tuple[list[str], list[str]]:
+    """Compare the evaluations in `metrics.jsonl` with the recorded ones.
+
+    Returns:
+        The first one that differs, and the first one that is missing, one line each.
+    """
+    recorded = {each.step: each.metrics for each in files.record.evaluations}
+    missing = dict.fromkeys(recorded)
+    found = list[str]()
+    for each in files.evaluations():
+        missing.pop(each.step, None)
         before = recorded.get(each.step)
-        if each in evaluations:
+        if found or each.metrics == before:
             continue
+        after = f"after step {each.step:,}"
         if before is None:
-            return [
-                f"{METRICS}: it has an evaluation after step {each.step:,}, which is not recorded"
-            ]
-        names = [
+            found.append(f"{METRICS}: it has an evaluation {after}, which is not recorded")
+            continue
+        name = min(
             name
-            for name in sorted({**each.metrics, **before})
+            for name in each.metrics.keys() | before.keys()
             if each.metrics.get(name) != before.get(name)
-        ]
-        return [
-            f"{METRICS}: {name} after step {each.step:,} is {each.metrics.get(name)}, recorded {before.get(name)}"
-            for name in names[:1]
-        ]
-    return []
+        )
+        found.append(
+            f"{METRICS}: {name} {after} is {each.metrics.get(name)}, recorded {before.get(name)}"
+        )
+    return found, [
+        f"{METRICS} does not have the recorded evaluation after step {step:,}" for step in missing
+    ][:1]
 
 
 def _of_steps(run: Path, log: StepLog) -> list[str]:
     """Compare the training records in `metrics.jsonl` with those of the steps, up to the first one that differs."""
-    for record in read_records(run, "train"):
+    for record in iterate_records(run, "train"):
         step = log.get(record["step"] - 1)
         if step is None:
             continue
@@ -284,8 +288,12 @@ class CheckedFiles:
 
     @property
     def evaluations(self) -> dict[int, Mapping[str, Any]]:
-        """Step -> metrics, as recorded."""
-        every = self.files.evaluations if self.record is None else self.record.evaluations
+        """Step -> metrics, as recorded; of a run that is not complete, the first 500,000 in `metrics.jsonl`."""
+        every = (
+            islice(self.files.evaluations(), MAX_RECORDS)
+            if self.record is None
+            else self.record.evaluations
+        )
         return {each.step: each.metrics for each in every}
 
 
@@ -423,7 +431,7 @@ def compare_monitor(run: Path, monitor: tuple[str, str]) -> list[str]:
             # None: a run that continues from another folder's checkpoint may have validated nothing itself.
             if stated != " ".join(monitor) and (
                 isinstance(best, dict)
-                or any(monitor[0] in each.metrics for each in files.evaluations)
+                or any(monitor[0] in each.metrics for each in files.evaluations())
             ):
                 found.append(f"{name}: best is {stated}, in the recipe {' '.join(monitor)}")
     return found

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from samebits.provenance.run_files import RunFiles
+from samebits.replay.record_files import check_files
 from samebits.replay.segments import _first_difference
 from samebits.replay.verify import lines
 from samebits.storage.manifest import WEIGHTS
-from tests.verify_trials.forgery import edit_json, edit_tensors, forge
+from tests.verify_trials.forgery import edit_json, edit_tensors, forge, without_evaluations, worst
 from tests.verify_trials.runs import prepare_process, train, verified
 
 
@@ -34,13 +37,6 @@ def test_a_digest_under_an_invented_name_is_named(run: Path, kind: str) -> None:
     notes = verified(run, steps=(0, 4)).notes
     assert "not compared: training sample of a stranger, which this replay does not have" in notes
     assert any(note.startswith("not stated: ") for note in notes)
-
-
-def without_evaluations(run: Path, hidden: Callable[[int], bool]) -> None:
-    path = run / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    kept = [each for each in records if each["kind"] != "eval" or not hidden(each["step"])]
-    path.write_text("".join(json.dumps(each) + "\n" for each in kept))
 
 
 @pytest.mark.parametrize(
@@ -64,12 +60,26 @@ def test_an_evaluation_that_is_recorded_and_no_longer_in_the_metrics_is_named(ru
     assert f"metrics.jsonl does not have the recorded evaluation after step {first}" in verified(run).notes
 
 
-def worst(run: Path) -> dict[str, Any]:
-    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    found = json.loads((run / "result.json").read_text())["best"]
-    evaluations = [each for each in records if each["kind"] == "eval"]
-    other = next(each for each in evaluations if each[found["metric"]] != found["value"])
-    return {**found, "step": other["step"], "value": other[found["metric"]]}
+@pytest.mark.parametrize(
+    "record",
+    [
+        lambda number: {"kind": "eval", "step": 20, "epoch": 4, "top1": 0.5},
+        lambda number: {"kind": "eval", "step": number, "epoch": 4, "top1": 0.5},
+        lambda number: {"kind": "train", "step": 1000 + number, "epoch": 4, "loss": 0.5},
+    ],
+    ids=["one step", "many steps", "training"],
+)
+def test_the_records_of_a_run_are_compared_without_keeping_them(run: Path, record: Callable[[int], Any]) -> None:
+    check_files(RunFiles(run))  # imports
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(f"{json.dumps(record(number))}\n" for number in range(20_000))
+    tracemalloc.start()
+    try:
+        check_files(RunFiles(run))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3_000_000, f"{peak:,} bytes"
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def write_provenance(spec: RunSpec, job: Job, folder: RunFolder, weights_sha256:
     """
     there = RunFiles(folder.path)
     progress = job.progress
-    evaluations = [*there.evaluations]
+    evaluations = [*there.evaluations()]
     # The last evaluation may be in another run folder, if this run resumed from a checkpoint there. Looked up by step,
     # since a resume in another folder starts `metrics.jsonl` without the earlier evaluations.
     if all(each.step != progress.evaluated_step for each in evaluations):
@@ -231,10 +231,9 @@ def altered_evaluations(folder: RunFolder, progress: Progress) -> str:
     A warning is returned if they differ; "" if the run has none of them, as with another's checkpoint.
     """
     found = ""
-    every = RunFiles(folder.path).evaluations
-    for each in every:
+    for each in RunFiles(folder.path).evaluations():
         found = add_evaluation(found, each)
-    if not every or not progress.evaluations or found == progress.evaluations:
+    if not found or not progress.evaluations or found == progress.evaluations:
         return ""
     return (
         f"the evaluations in {folder.path / METRICS} are not those of the checkpoint: the file was altered\n"
