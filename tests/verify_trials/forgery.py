@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from samebits.provenance.run_files import RunFiles
 from samebits.storage.manifest import MANIFEST, STATE, WEIGHTS, sha256_of_file
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import weights_sha256
+from tests.verify_trials.runs import KEPT
 
 
 def forge(run: Path, **changes: Any) -> None:
@@ -40,7 +42,7 @@ def forge(run: Path, **changes: Any) -> None:
     record = replace(
         before,
         chain=log.link().hex(),
-        evaluations=there.evaluations,
+        evaluations=[*there.evaluations()],
         checkpoints=checkpoints,
         weights_sha256=weights_sha256(tensors),
         **changes,
@@ -129,6 +131,71 @@ def edit_settings(run: Path, settings: dict[str, Any]) -> None:
     folder.config.write_text(document.to_yaml(values))
     for path in sorted(folder.checkpoints.glob("step-*")):
         edit_state(run, int(path.name[5:]), lambda state: state["run"]["settings"].update(settings))
+
+
+def add_a_checkpoint(run: Path) -> None:
+    """Add a checkpoint that the statement does not list."""
+    shutil.copytree(run / "checkpoints" / f"step-{KEPT:06}", run / "checkpoints" / "step-000001")
+
+
+def name_another_best(run: Path) -> None:
+    """Name a step without an evaluation as the best."""
+    path = run / "checkpoints" / "best.json"
+    best = json.loads(path.read_text())
+    path.write_text(json.dumps(best | {"step": best["step"] + 1}))
+
+
+def raise_the_best(run: Path) -> None:
+    """State a better value of the best validation."""
+    path = run / "checkpoints" / "best.json"
+    best = json.loads(path.read_text())
+    path.write_text(json.dumps(best | {"value": best["value"] + 0.5}))
+
+
+def smooth_the_curve(run: Path) -> None:
+    """State a smaller loss of a step in `metrics.jsonl`."""
+    edit_lines(run, "train", 3, loss=0.01)
+
+
+def state_another_processor(run: Path) -> None:
+    """State another processor in `environment.json`."""
+    edit_json(run / "environment.json", lambda plain: plain["worlds"][0]["environment"].update({"CPU capability": "X"}))
+
+
+def state_other_typed_settings(run: Path) -> None:
+    """State other typed settings."""
+    (run / "config.diff.yaml").write_text("epochs: 400\n")
+
+
+def turn_the_direction(run: Path) -> None:
+    """State the worst evaluation as the best, and that smaller is better."""
+    path = run / "checkpoints" / "best.json"
+    best = json.loads(path.read_text())
+    values = {
+        record["step"]: record[best["metric"]]
+        for record in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        if record["kind"] == "eval"
+    }
+    worst = min(values, key=lambda step: values[step])
+    assert values[worst] < best["value"]
+    path.write_text(json.dumps(best | {"step": worst, "value": values[worst], "better": "min"}))
+
+
+def without_evaluations(run: Path, hidden: Callable[[int], bool]) -> None:
+    """Leave evaluations out of `metrics.jsonl`, by their step."""
+    path = run / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    kept = [each for each in records if each["kind"] != "eval" or not hidden(each["step"])]
+    path.write_text("".join(json.dumps(each) + "\n" for each in kept))
+
+
+def worst(run: Path) -> dict[str, Any]:
+    """Return the best of `result.json` with step and value of another evaluation."""
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    found = json.loads((run / "result.json").read_text())["best"]
+    evaluations = [each for each in records if each["kind"] == "eval"]
+    other = next(each for each in evaluations if each[found["metric"]] != found["value"])
+    return {**found, "step": other["step"], "value": other[found["metric"]]}
 
 
 def _update_manifest(path: Path) -> None:

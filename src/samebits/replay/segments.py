@@ -43,7 +43,7 @@ from samebits.engine.job import Job
 from samebits.engine.output.recorder import digest_content, record_of, sample_ids
 from samebits.engine.progress import StepFlags
 from samebits.errors import CheckpointError, ConfigError, SamebitsError
-from samebits.inference.hub import FILE_LISTS, without_folders
+from samebits.inference.hub import FILE_LISTS, compare_network, without_folders
 from samebits.inference.trained_model import TrainedModel
 from samebits.provenance.identity import DATASET_INFO, identity
 from samebits.provenance.record import NO_DIGEST, STEPS_FILE, StepLog, StepRecord, read_steps
@@ -476,6 +476,7 @@ def replay_on(
         else:
             verdict.differences.append(difference)
     verdict.mismatches += replayer.mismatches + compare_monitor(plan.run, job.parts.monitor)
+    verdict.mismatches += compare_network(plan.run, config, job.parts)
     verdict.seconds = time.perf_counter() - started
     replayer.console.close()
     return verdict
@@ -585,14 +586,14 @@ def _not_stated(plan: Plan, job: Job) -> list[str]:
     interval = job.config.eval_interval
     per_epoch = job.order.steps_per_epoch
     due = (step for step in range(1, plan.num_steps + 1) if interval.is_due(step, per_epoch, 0.0))
-    missing = [step for step in due if step not in plan.evaluations] if plan.weights_sha256 else []
-    several = (
-        f"s, the first after step {missing[0]:,}"
-        if len(missing) > 1
-        else f" after step {(missing or [0])[0]:,}"
-    )
-    text = f"not stated: {len(missing):,} evaluation{several}, which eval_every={job.config.eval_every} makes"
-    return [text] * bool(missing)
+    missing = [step for step in due if step not in plan.evaluations]
+    if not missing or not plan.weights_sha256:
+        return []
+    several = "s, the first" if len(missing) > 1 else ""
+    return [
+        f"not stated: {len(missing):,} evaluation{several} after step {missing[0]:,}, "
+        f"which eval_every={job.config.eval_every} makes"
+    ]
 
 
 def _compare_whole(plan: Plan, job: Job, replayer: Replayer, stated: str) -> list[Difference]:

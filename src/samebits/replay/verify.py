@@ -12,7 +12,7 @@ from samebits.inference.hub import signature_of
 from samebits.inference.trained_model import TrainedModel, describe_places
 from samebits.process_range import ProcessRange
 from samebits.provenance.identity import check_replay
-from samebits.provenance.record import sha256_of_json
+from samebits.provenance.record import RunStatement, sha256_of_json
 from samebits.provenance.run_files import RunFiles
 from samebits.recipes.catalog import RecipeSpec
 from samebits.replay.record_files import CheckedFiles, check_files, not_compared, typed_settings
@@ -269,13 +269,10 @@ def _judge(
     chosen: list[Segment],
     done: Replay,
 ) -> Verdict:
-    changes = []
-    if files.record is not None:
-        before = files.record
-        changes += _changes(before.environment[-1] if before.environment else {}, done.environment)
-        changes += _changes(before.code[-1] if before.code else {}, done.code)
-        changes += _changes(before.data, done.data)
-    notes = [*files.notes, *done.notes, *_unpaired(files, done)]
+    pairs = _pairs(files.record, done)
+    changes = [text for pair in pairs for text in _changes(*pair)]
+    # An environment has what a machine has: only digests of code and data are missed.
+    notes = [*files.notes, *done.notes, *(text for pair in pairs[1:] for text in _unpaired(*pair))]
     if files.log.first_step:
         notes.append(
             f"steps before {files.log.first_step:,} were replayed without a record to compare with"
@@ -298,21 +295,28 @@ def _judge(
     )
 
 
-def _unpaired(files: CheckedFiles, done: Replay) -> list[str]:
-    """Name the digests of code and data that only the statement or only the replay has."""
-    notes = list[str]()
-    code = files.record.code[-1] if files.record is not None and files.record.code else {}
-    for before, now in (
-        (code, done.code),
-        ({} if files.record is None else files.record.data, done.data),
-    ):
-        if before and now:
-            notes += [
-                f"not compared: {name}, which this replay does not have"
-                for name in sorted(before.keys() - now.keys())
-            ]
-            notes += [f"not stated: {name}" for name in sorted(now.keys() - before.keys())]
-    return notes
+def _pairs(
+    record: RunStatement | None, done: Replay
+) -> list[tuple[Mapping[str, str], Mapping[str, str]]]:
+    """Return environment, code and data of the run's last world and of the replay."""
+    if record is None:
+        return []
+    return [
+        ([{}, *record.environment][-1], done.environment),
+        ([{}, *record.code][-1], done.code),
+        (record.data, done.data),
+    ]
+
+
+def _unpaired(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Name the digests that only the statement or only the replay has."""
+    if not (before and now):
+        return []
+    missing = sorted(before.keys() - now.keys())
+    return [
+        *(f"not compared: {name}, which this replay does not have" for name in missing),
+        *(f"not stated: {name}" for name in sorted(now.keys() - before.keys())),
+    ]
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
