@@ -93,6 +93,20 @@ def test_a_published_model_of_own_images_is_verified_with_the_photos(
     assert verdict.share == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("label_names", ["stars", "squares", "circles"]), ("num_classes", 2), ("architecture", "resnet18")],
+)
+def test_a_forged_config_of_a_published_model_is_found(
+    pulled: Path, photos: Path, tmp_path: Path, name: str, value: object
+) -> None:
+    """From it timm takes the classes."""
+    model = shutil.copytree(pulled, tmp_path / "model")
+    edit_json(model / "config.json", lambda content: content.update({name: value}))
+    found = verified(model, f"data.root={photos}").mismatches
+    assert any(text.startswith(f"config.json: {name} is {value}, in the run ") for text in found), found
+
+
 def swap(photos: Path) -> None:
     one, other = (sorted((photos / name).iterdir())[0] for name in ("circles", "stars"))
     one.rename(photos / "held")
