@@ -25,7 +25,14 @@ from samebits.replay.segments import choose, escape_probability
 from samebits.replay.verify import Verdict
 from tests.ranks.rank_pool import RankPool
 from tests.verify_trials.costs import cost_of_record, cost_of_verification
-from tests.verify_trials.honest import explain, honest_by_command, honest_trial, trust_in
+from tests.verify_trials.honest import (
+    RESUMED,
+    explain,
+    honest_by_command,
+    honest_trial,
+    resumed_with,
+    trust_in,
+)
 from tests.verify_trials.runs import prepare_process, train, verified
 from tests.verify_trials.tampers import ANY, Tamper, tampers
 
@@ -122,6 +129,11 @@ def report_honest(num_runs: int, num_commands: int, folder: Path, rows: list[tup
     finally:
         pool.end()
     rows.append(("honest runs that were not verified", "0", f"{alarms} of {num_runs}"))
+    changed = {setting: resumed_with(setting, folder / f"resumed-{place}") for place, setting in enumerate(RESUMED)}
+    refused = [setting for setting, verdict in changed.items() if not verdict.is_verified]
+    for setting in refused:
+        print(f"ALARM resumed with {setting}\n{explain(changed[setting])}", flush=True)
+    rows.append(("the same, each resumed with another setting", "0", f"{len(refused)} of {len(RESUMED)}"))
     failed = 0
     for number in range(num_commands):
         (folder / f"command-{number}").mkdir()
@@ -129,7 +141,7 @@ def report_honest(num_runs: int, num_commands: int, folder: Path, rows: list[tup
         failed += not is_verified
         print(f"{'ok' if is_verified else 'ALARM'}: {how}", flush=True)
     rows.append(("the same by the real commands, with kill -9", "0", f"{failed} of {num_commands}"))
-    return not alarms and not failed
+    return not alarms and not failed and not refused
 
 
 def report_costs(folder: Path, rows: list[tuple[str, str, str]]) -> bool:

@@ -14,9 +14,26 @@ from samebits.replay.verify import Verdict, lines
 from samebits.storage.checkpoint import steps
 from tests.ranks.rank_pool import RankPool
 from tests.runs import TINY, kill_session, samebits, start
-from tests.verify_trials.runs import NUM_STEPS, prepare_process, train_until, verdict_in, verify_in
+from tests.verify_trials.runs import (
+    NUM_STEPS,
+    alone,
+    prepare_process,
+    train_until,
+    verdict_in,
+    verified,
+    verify_in,
+)
 
 OPTIONS = ((), (), ("record.content=true",), ("optim.ema=0.9",), ("optim.name=adamw",), ("batch_norm=sync",))
+# Settings that do not change the result, with which a run is resumed.
+RESUMED = (
+    "eval_batch=7", "eval_every=2", "checkpoint.every=3 steps", "checkpoint.keep=3", "checkpoint.keep_every=5 steps",
+    "checkpoint.keep_every=null", "checkpoint.on_change=warn", "record.steps=false", "record.content=true",
+    "loader.num_workers=0", "loader.num_workers=1", "loader.prefetch=4", "cluster.timeout_s=300",
+    "cluster.join_timeout_s=60", "cluster.stop_timeout_s=20", "cluster.recovery=restart", "watch.nonfinite=skip",
+    "watch.hang_timeout_s=100", "watch.replica_check_every=2 steps", "report.every_steps=2", "report.peak_tflops=1",
+    "report.profile=10:12", "report.tensorboard=true", "parallel=fsdp", "activation_checkpointing=['0']",
+)  # fmt: skip
 REQUESTS = (
     {"share": 1.0}, {"share": 1.0}, {"share": 0.3}, {"from_scratch": True}, {"steps": (6, 15)}, {"steps": (0, 10)},
 )  # fmt: skip
@@ -46,6 +63,14 @@ def honest_trial(pool: RankPool, folder: Path, number: int) -> tuple[Verdict, st
     verdict = verdict_in(pool.run(verifiers, verify_in, folder, request)[0])
     done.append(f"then {size}; verified on {verifiers} by {request}")
     return verdict, ", ".join(done)
+
+
+def resumed_with(setting: str, folder: Path) -> Verdict:
+    """Train a run, resume it after 9 of its steps with another setting, and verify it in this process."""
+    for stop_at, resume, options in ((9, "never", ()), (NUM_STEPS, "auto", (setting,))):
+        with alone() as world:
+            train_until(world, folder, options, stop_at, resume)
+    return verified(folder)
 
 
 def honest_by_command(folder: Path, number: int) -> tuple[bool, str]:

@@ -121,6 +121,11 @@ class StepLog:
         """Whether the chain starts at the run's first step."""
         return self.first_step == 0 and self.start_link == FIRST_LINK
 
+    @property
+    def has_content(self) -> bool:
+        """Whether a record has a digest of its samples' values. Not all do: record.content may change at a resume."""
+        return any(content != NO_DIGEST for *_, content, _ in _RECORD.iter_unpack(self.body))
+
     def head(self, step: int) -> StepLog:
         """Return the records before a step."""
         return StepLog(

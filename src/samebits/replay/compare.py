@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from samebits.bits import Element, first_element, number_text
-from samebits.provenance.record import StepRecord
+from samebits.provenance.record import NO_DIGEST, StepRecord
 from samebits.replay.trace import Call, MicroTrace, StepTrace, Trace, events, returned
 
 # What a step computes, in order; the first three by micro-batch.
@@ -248,6 +248,8 @@ def changed_fields(a: StepRecord | None, b: StepRecord) -> list[Change]:
         name: (value_text(getattr(a, each)), value_text(getattr(b, each)))
         for name, each in NAMES.items()
     }
+    if NO_DIGEST in (a.content, b.content):  # not recorded, or not computed again
+        del values["samples' values"]
     return [Change(name, one, other) for name, (one, other) in values.items() if one != other]
 
 

@@ -122,8 +122,7 @@ class ReplayedRun:
         self.num_replays = 0
         self._folder = recorded.path.absolute()
         self.job, build = open_job(recorded, overrides, recipe, stack)
-        first = recorded.log.get(recorded.log.first_step)
-        self._has_content = first is not None and any(first.content)
+        self._has_content = recorded.log.has_content
         self.has_average = self.job.average is not None
         self.activate()
         init_weights(self.job, build)

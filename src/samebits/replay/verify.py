@@ -206,7 +206,6 @@ def verify(
         console.say(
             f"replaying  {describe(chosen)} on {request.procs} process{'es' if request.procs > 1 else ''}"
         )
-    first = files.log.get(files.log.first_step)
     plan = Plan(
         run=request.run.absolute(),
         overrides=request.overrides,
@@ -217,7 +216,7 @@ def verify(
         ),
         from_scratch=request.from_scratch,
         uses_log=bool(len(files.log)),
-        has_content=first is not None and any(first.content),
+        has_content=files.log.has_content,
         evaluations=files.evaluations,
         weights_sha256="" if files.record is None else files.record.weights_sha256,
         dataset_info_sha256="" if files.record is None else files.record.dataset_info_sha256,

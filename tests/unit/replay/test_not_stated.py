@@ -6,6 +6,7 @@ import json
 import shutil
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from samebits.replay.record_files import check_files
 from samebits.replay.segments import _first_difference
 from samebits.replay.verify import lines
 from samebits.storage.manifest import WEIGHTS
-from tests.verify_trials.forgery import edit_json, edit_tensors, forge, without_evaluations, worst
+from tests.verify_trials.forgery import edit_json, edit_steps, edit_tensors, forge, without_evaluations, worst
+from tests.verify_trials.honest import RESUMED, resumed_with
 from tests.verify_trials.runs import prepare_process, train, verified
 
 
@@ -120,6 +122,26 @@ def test_from_scratch_ends_at_a_step_that_differs(run: Path) -> None:
     (run / "config.yaml").write_text(settings.replace("lr: 0.04", "lr: 0.05"))
     forge(run)
     assert not verified(run, from_scratch=True).is_verified
+
+
+@pytest.mark.parametrize(
+    "setting", [each if "record" in each else pytest.param(each, marks=pytest.mark.full) for each in RESUMED]
+)
+def test_an_honest_run_that_is_resumed_with_another_setting_is_verified(tmp_path: Path, setting: str) -> None:
+    prepare_process()
+    verdict = resumed_with(setting, tmp_path / "run")
+    assert verdict.is_verified, lines(verdict)
+    assert verdict.share == 1
+
+
+@pytest.mark.parametrize("step", [9, 12, 19])
+def test_a_digest_that_is_recorded_from_a_resume_on_is_compared(tmp_path: Path, step: int) -> None:
+    prepare_process()
+    run = tmp_path / "run"
+    resumed_with("record.content=true", run)
+    edit_steps(run, step, lambda record: replace(record, content=b"7" * 16))
+    forge(run)
+    assert [(each.step, each.name) for each in verified(run).differences] == [(step, "samples' values")]
 
 
 @pytest.mark.parametrize("sizes", [(7, None), (None, 7), (7, 3)])
