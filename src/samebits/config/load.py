@@ -27,6 +27,7 @@ REMOVED: Mapping[str, object] = {
     "data.cache_gb": 10.0,
     "decode.beam_width": 1,
     "mode": "exact",
+    "report.peak_tflops": None,
     "watch.recheck": None,
 }
 

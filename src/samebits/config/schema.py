@@ -303,10 +303,6 @@ class ReportConfig(Settings):
     tensorboard: bool = Field(
         default=True, description="Write TensorBoard files into the run folder."
     )
-    peak_tflops: Annotated[float, Field(gt=0)] | None = Field(
-        default=None,
-        description="Peak TFLOP/s of one device in this precision, for mfu in the records. null: that of known GPUs.",
-    )
     profile: Annotated[str, AfterValidator(_checked(parse_steps))] | None = Field(
         default=None,
         description="Steps of rank 0 to profile with torch.profiler, such as 10:13; a trace and a table are written "

@@ -10,7 +10,6 @@ from samebits.config.schema import RunConfig
 from samebits.data.division import smallest_micro_batch
 from samebits.errors import ConfigError
 from samebits.module.check_model import check_batches
-from samebits.module.flops import training_flops
 from samebits.portable.arithmetic import portable_arithmetic
 from samebits.recipes.segment.config import ModelConfig
 from samebits.recipes.segment.recipe import build_model
@@ -61,8 +60,6 @@ def test_portable_arithmetic_looks_at_shapes_as_well() -> None:
         check_batches(settings(8, 4), nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)), 9, (3, 8, 8))
         with pytest.raises(ConfigError, match="micro-batch of one sample"):
             check_batches(settings(8, 4), pooled(), 9, (3, 8, 8))
-        model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(4, 2))
-        assert training_flops(model, torch.empty(1, 3, 1, 1), 2) == 2 * 2 * (2 * 3 * 4 + 3 * 4 * 2)
 
 
 def test_a_single_training_sample_has_no_such_sizes() -> None:

@@ -24,7 +24,7 @@ NAMES = sorted(REMOVED)
 OF_RECIPES = ("data.cache", "data.cache_gb", "decode.beam_width")
 OTHER: dict[str, object] = {
     "cluster.load_balancing": True, "compress": "bf16", "data.cache": "decoded", "data.cache_gb": 20.0,
-    "decode.beam_width": 8, "mode": "fast", "watch.recheck": "1/50",
+    "decode.beam_width": 8, "mode": "fast", "report.peak_tflops": 312.0, "watch.recheck": "1/50",
 }  # fmt: skip
 
 

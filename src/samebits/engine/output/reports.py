@@ -10,16 +10,12 @@ from typing import Any
 from samebits.config.schema import RunConfig
 from samebits.cores import num_cores
 from samebits.data.order import Step
-from samebits.data.samples import groups_of
-from samebits.data.seeding import seeded
-from samebits.engine.build import first_inputs
 from samebits.engine.job import Job
 from samebits.engine.output.recorder import StepRecorder, altered_evaluations
 from samebits.engine.progress import StepResult
 from samebits.extras import is_installed
 from samebits.metrics.early_stop import metric_of
 from samebits.metrics.eval_sets import describe_set, metrics_of, with_set
-from samebits.module.flops import training_flops
 from samebits.report.console import Console
 from samebits.report.records import MetricsLog, read_records
 from samebits.report.speed import (
@@ -36,33 +32,10 @@ from samebits.report.trackers.start import Trackers
 from samebits.storage.background import Background
 from samebits.storage.run_folder import RunFolder
 
-# What a run's notices name as the way to better training, and the FLOPs of a sample for its records.
+# What a run's notices name as the way to better training.
 
 
 LOGGER = logging.getLogger("samebits")
-
-
-def flops_per_sample(job: Job) -> float | None:
-    """Count the FLOPs of training on one sample; None if samples differ in size, or the model cannot be counted.
-
-    Reads one training sample. Random generators and the model stay as they are.
-    """
-    if job.replica.is_sharded or groups_of(job.train_data) is not None:
-        return None
-    config = job.config
-    try:
-        # Counting reads a sample, whose augmentations must not advance the run's generators.
-        with seeded(config.seed):
-            inputs = first_inputs(job.train_data)
-            recomputes = bool(config.activation_checkpointing)
-            return (
-                training_flops(job.model, inputs, config.micro_batch, recomputes=recomputes)
-                / config.micro_batch
-            )
-    # The model may be a user's. Training continues without the MFU.
-    except Exception:
-        LOGGER.info("the model's FLOPs could not be counted, so mfu is null", exc_info=True)
-        return None
 
 
 def warnings_of(metric: Any) -> list[str]:
@@ -132,7 +105,6 @@ class Reports:
             job.config.report.trackers if job.world.is_main else (), folder.path, self.notify
         )
         self._device: DeviceUse | None = None
-        self._flops_per_sample: float | None = None
         self._data_wait = DataWait()
         self._stragglers = Stragglers()
         #: Returns each rank's own work so far, on rank 0; see `HangDetector.work`.
@@ -213,13 +185,7 @@ class Reports:
         ):
             job.loader.num_to_keep = min(NUM_SAMPLES, len(job.train_data))
         if self._records is not None and self._device is None:
-            self._device = DeviceUse(
-                job.world.device, job.config.precision, job.config.report.peak_tflops
-            )
-            # Counted only where the peak is known: it can take seconds.
-            self._flops_per_sample = (
-                flops_per_sample(job) if self._device.peak is not None else None
-            )
+            self._device = DeviceUse(job.world.device)
         self._data_wait.start(job.progress.seconds, job.progress.data_s)
         if (
             self._records is not None
@@ -378,12 +344,7 @@ class Reports:
         self._last_wait = self._data_wait.share(job.progress.seconds, job.progress.data_s)
         values["data_wait"] = self._last_wait
         if self._device is not None:
-            flops = (
-                None
-                if self._flops_per_sample is None
-                else self._flops_per_sample * self._rate.samples_per_s
-            )
-            values |= self._device.values(flops, job.world.size)
+            values |= self._device.values()
         self._records.write("train", done, epoch, values)
         work = self.work_of_ranks()
         if values_of_ranks := self._stragglers.step_ms(work):

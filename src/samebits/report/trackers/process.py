@@ -34,7 +34,7 @@ from samebits.storage.run_folder import write_atomically
 
 
 _FIELDS = ("kind", "step", "epoch")
-_DEVICE = ("gpu_use", "mfu")  # `report/speed.py`, which imports torch
+_DEVICE = ("gpu_use", "mfu")  # `report/speed.py`, which imports torch; mfu: of earlier versions
 
 
 class Tail:

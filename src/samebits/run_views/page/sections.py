@@ -162,7 +162,7 @@ def _speed(run: RunHistory) -> Charts:
         line("median_ms", "median", 0, "ranks"),
         line("max_ms", "slowest", 1, "ranks"),
     ]
-    use = [line("gpu_use", "GPU busy, rank 0", 5), line("mfu", "MFU, all ranks", 6)]
+    use = [line("gpu_use", "GPU busy, rank 0", 5)]
     end = run.curves.last_step[1]
     found = [
         chart(title, name, drawn, end=end, starts_at_zero=True)
