@@ -36,11 +36,20 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import samebits
 from samebits.cluster.address import ReservedPort
+from samebits.data.order import Step
 from samebits.own_loop.habits import RepeatCheck
 
 MICRO_BATCH = 16
 MODELS = {"cnn": (1, 28), "resnet18-64": (3, 64)}  # channels, pixels
 FORMS = ("usual", "exact")
+
+
+class NoRepetition(RepeatCheck):
+    """Repeats nothing."""
+
+    def num_bodies(self, step: Step, *, begins: bool = False) -> int:
+        """See `RepeatCheck.num_bodies`."""
+        return len(step.micro_batches)
 
 
 def network(name: str) -> nn.Module:
@@ -121,7 +130,7 @@ def repetition(name: str, num_micro_batches: int, num_pairs: int) -> list[float]
         looking: list[int] = []
         for has_repetition in (number % 2, 1 - number % 2):
             model, optimizer, loader = loops[has_repetition]
-            loader.loop.repeat = RepeatCheck() if has_repetition else None
+            loader.loop.repeat = RepeatCheck() if has_repetition else NoRepetition()
             start = time.process_time()
             for x, y in loader:
                 optimizer.zero_grad()

@@ -59,6 +59,14 @@ def callers(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def user_level(frame: FrameType) -> int:
+    """Return the `stacklevel` of the user's line, for a warning in a frame: a scheduler's wrapper may be between."""
+    return next(
+        (level for level, each in enumerate(callers(frame), 1) if is_user(each.f_code.co_filename)),
+        1,
+    )
+
+
 def user_line(frame: FrameType | None) -> Line | None:
     """Return file and line of the innermost frame of the user; None if torch or the engine called for itself."""
     for each in callers(frame):

@@ -165,6 +165,31 @@ class SkippingSome(Small):
         return None if (batch[1] == 0).sum() > 1 else loss
 
 
+class Distilling(Small):
+    """Its teacher is no part of it, and in training mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept = [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))]
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) + 0.0 * self.kept[0](batch[0].flatten(1)[:, :4]).mean()
+
+
+class Mixing(Small):
+    """Reads another DataLoader from the second epoch on."""
+
+    def __init__(self):
+        super().__init__()
+        self.others = iter(loader(shuffle=True))
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if self.current_epoch == 0:
+            return loss
+        return loss + self.model(next(self.others)[0]).square().mean()
+
+
 def refusals():
     weighted = loader(sampler=WeightedRandomSampler(torch.ones(NUM_SAMPLES), NUM_SAMPLES))
     pairs = {"one": loader(), "two": loader()}
@@ -178,6 +203,8 @@ def refusals():
         "loaders": refused(data=pairs),
         "closure": refused(module=Closing),
         "no loss": refused(module=Skipping),
+        "teacher": refused(module=Distilling),
+        "second loader": refused(module=Mixing),
         "no loss in some": refused(module=SkippingSome),
         "one sample": refused(data=loader(33, shuffle=True)),
         "option": refusal(lambda: ExactStrategy(global_batch=4, find_unused_parameters=True)),

@@ -16,14 +16,16 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 import samebits
 
+RANK, WORLD = (int(os.environ.get(name, number)) for name, number in (("RANK", 0), ("WORLD_SIZE", 1)))
 torch.manual_seed(0)
 X, Y = torch.randn(37, 6), torch.randint(0, 3, (37,))
 data, options, make = TensorDataset(X, Y), {}, torch.optim.SGD
 net = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3))
+models = net
 SETUP
 parameters = list(net.parameters())
 loader = DataLoader(data, **{"batch_size": 4, "shuffle": True, **options})
-net, optimizer, loader = samebits.exact(net, make(net.parameters(), 0.1), loader, global_batch=16, micro_batch=4)
+_, optimizer, loader = samebits.exact(models, make(net.parameters(), 0.1), loader, global_batch=16, micro_batch=4)
 BEFORE
 for epoch in range(3):
     EPOCH
@@ -82,6 +84,18 @@ NOISE = "random numbers that it draws between backward() and optimizer.step()"
 KEPT = "in each micro-batch, and the loss depends on it"
 NONE, COUNT = "optimizer.step() finds no gradient", "the loop over the exact loader ended"
 START = "weights were loaded or changed after exact()"
+OTHER = "the loop reads a second DataLoader in each micro-batch"
+STATISTICS = ", in training mode, changes its running statistics in the loop"
+TEACHER = "teacher = copy.deepcopy(net).requires_grad_(False)"
+DISTILL = "loss = loss + F.mse_loss(out, teacher(x))"
+# Two processes have numbers of their own in it.
+OTHERS = "others = itertools.cycle(DataLoader(data, batch_size=4, shuffle=True, drop_last=True))"
+SHARE = "a DataLoader with a DistributedSampler gives each process a share"
+SHARED = "val_loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data, WORLD, RANK))"
+EVALUATE = """
+hits = [sum((net.eval()(x).argmax(1) == y).sum() for x, y in val_loader)]
+net.train()
+"""
 
 # Equal to the usual loop: a gradient for the log is nobody's business.
 LOGS = {
@@ -105,6 +119,38 @@ EXACT = {
                 for p in self.param_groups[0]["params"]:
                     p.add_(torch.randn_like(p), alpha=1e-3)
         """
+    ),
+    "a teacher in training mode is given to exact()": Loop(setup=TEACHER + "; models = [net, teacher]", loss=DISTILL),
+    "a teacher in evaluation mode follows once a step": Loop(
+        setup=TEACHER + ".eval()",
+        loss=DISTILL,
+        end="""
+        if loader.sync_gradients:
+            for old, new in zip(teacher.state_dict().values(), net.state_dict().values()):
+                old.copy_(0.9 * old + 0.1 * new)
+        """,
+    ),
+    "an average with running statistics is moved at the top of the last micro-batch": Loop(
+        setup=TEACHER,
+        body="if loader.sync_gradients: teacher.load_state_dict(net.state_dict())\n" + BODY,
+    ),
+    "another DataLoader is only measured": Loop(
+        before=OTHERS, epoch="net.eval(); net(next(others)[0]); net.train()", end="shown = next(others)[0].mean()"
+    ),
+    "a validation within the step reads another DataLoader": Loop(
+        end="if loader.sync_gradients: print(sum(y.sum().item() for x, y in DataLoader(data, batch_size=5)))"
+    ),
+    "a meter and a mean by count are only logged": Loop(
+        before="running, seen, it, meter = 0.0, 0, 0, []",
+        loss="seen += len(x); it += 1; meter.append(loss.item())",
+        end="running = 0.9 * running + 0.1 * loss.item(); shown = loss.item() / seen, sum(meter) / it, running",
+    ),
+    "a warm-up counts by its scheduler, and a weight by steps": Loop(
+        before="""
+        warm_up = loader.per_step(torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1, (n + 1) / 4)))
+        """,
+        loss="loss = loss + min(1, loader.step / 6) * out.square().mean()",
+        end="warm_up.step()",
     ),
     "a step counter under sync_gradients weighs the loss": Loop(
         before="count = 0", loss="loss = loss + 0.1 * count * out.mean()", end="if loader.sync_gradients: count += 1"
@@ -179,6 +225,21 @@ WARNED = {
         epoch="hits = sum((net.eval()(x).argmax(1) == y).sum() for x, y in samebits.EvalLoader(loader_of_data)); "
         "net.train()",
         setup="loader_of_data = DataLoader(data, batch_size=8)",
+    ),
+    "an evaluation reads the share of a process": Loop(
+        warns=SHARE,
+        before=SHARED,
+        epoch=EVALUATE,
+    ),
+    "the best epoch is that of a share": Loop(
+        warns=SHARE,
+        before="best = 0; " + SHARED,
+        epoch=EVALUATE + "best = max(best, *hits)",
+    ),
+    "an accuracy is divided by the number of processes": Loop(
+        warns=SHARE,
+        before=SHARED,
+        epoch=EVALUATE + "print(epoch, hits[0] / len(val_loader.sampler) / WORLD)",
     ),
     "the loss does not depend on the parameters": Loop(warns="step 0 changed no parameter", loss="loss = 0 * loss"),
     "a constant is the target": Loop(
@@ -309,9 +370,46 @@ NAMED = {
         """,
     ),
     "a second DataLoader is read": Loop(
+        OTHER, before=OTHERS, loss="loss = loss + net(next(others)[0]).square().mean()"
+    ),
+    "a second DataLoader is read beside the first one": Loop(
+        OTHER,
+        before=OTHERS,
+        read="zip(loader, others)",
+        body="batch, (u, _) = batch\n" + BODY,
+        loss="loss = loss + net(u).square().mean()",
+    ),
+    "a second DataLoader is read from the second epoch on": Loop(
+        OTHER, before=OTHERS, loss="if epoch >= 1: loss = loss + net(next(others)[0]).square().mean()"
+    ),
+    "a second DataLoader is read from a step on": Loop(
+        OTHER, before=OTHERS, loss="if loader.step >= 4: loss = loss + net(next(others)[0]).square().mean()"
+    ),
+    "an iterator from before exact() is read from a step on, in one pass with the batch": Loop(
+        OTHER,
+        setup="others = iter(DataLoader([*data] * 9, batch_size=2, shuffle=True))",
+        loss="if loader.step >= 5: loss = loss + net(torch.cat([x, next(others)[0]])).square().mean()",
+    ),
+    "a second DataLoader begins to count in the third epoch": Loop(
+        CARRIED,  # cycle() has kept its batches by then
+        before=OTHERS,
+        loss="loss = loss + (epoch == 2) * net(next(others)[0]).square().mean()",
+    ),
+    "a second set is read by a permutation of its own from a step on": Loop(
         CARRIED,
-        before="others = itertools.cycle(DataLoader(data, batch_size=4))",
-        loss="loss = loss + net(next(others)[0]).square().mean()",
+        before="order = iter(torch.randperm(37, generator=torch.Generator().manual_seed(1)).tolist() * 9)",
+        loss="if loader.step >= 4: loss = loss + net(X[[next(order), next(order)]]).square().mean()",
+    ),
+    "a teacher is in training mode": Loop("teacher" + STATISTICS, setup=TEACHER, loss=DISTILL),
+    "a teacher in a list is in training mode from the second epoch on": Loop(
+        "BatchNorm1d" + STATISTICS,
+        setup=TEACHER + "; kept = [teacher]; del teacher",
+        loss="if epoch >= 1: loss = loss + F.mse_loss(out, kept[0](x))",
+    ),
+    "a teacher is made in the second epoch": Loop(
+        "teacher" + STATISTICS,
+        epoch="if epoch == 1: " + TEACHER,
+        loss="if epoch >= 1: " + DISTILL,
     ),
     "a bank keeps features": Loop(
         CARRIED,

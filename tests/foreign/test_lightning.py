@@ -160,6 +160,20 @@ def test_what_cannot_be_exact_is_refused_by_name(found: dict[str, Any], case: st
     assert "fix" in message
 
 
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("teacher", "BatchNorm1d, in training mode, changes its running statistics in the loop"),
+        ("second loader", "the loop reads a second DataLoader in each micro-batch"),
+    ],
+)
+def test_what_differs_by_the_processes_is_named_in_training(found: dict[str, Any], case: str, text: str) -> None:
+    kind, message = found["refused"][case]
+    assert kind == "TrainError"
+    assert text in message
+    assert "lightning_cases.py:" in message
+
+
 @pytest.mark.lab
 @pytest.mark.parametrize("procs", [2, 3, 4])
 @pytest.mark.parametrize("name", SCRIPTS)

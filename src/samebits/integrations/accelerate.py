@@ -296,7 +296,14 @@ class ExactAccelerator(Accelerator):
     def _begin_exact(self, settings: ExactSettings) -> None:
         check_supported(self)
         set_kernels(settings.num_threads, self.device)
-        self.exact_part = ExactPart(settings, current_world(self.device))
+        world = current_world(self.device)
+        self.exact_part = ExactPart(settings, world)
+        if self.num_processes != world.size:
+            raise ConfigError(
+                f"Accelerate takes this process for one of {self.num_processes}, and it is one of {world.size}",
+                cause="Without a GPU, Accelerate joins the processes of a launcher only with cpu=True.",
+                fix="Give ExactAccelerator(cpu=True, ...), or start by: accelerate launch --cpu.",
+            )
         self.register_load_state_pre_hook(self._read_position)
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
@@ -386,13 +393,9 @@ class ExactAccelerator(Accelerator):
     def _prepare_training(self, data: DataLoader[Any]) -> Any:
         source = source_of(data)
         chosen = self.exact_part.settings
-        size = source.batch_size if chosen.micro_batch is None else chosen.micro_batch
-        choices = (source.is_shuffled, source.drop_last)
-        order = order_of(len(source.samples), chosen.global_batch, size, chosen.seed, *choices)
+        order = order_of(source, chosen.global_batch, chosen.micro_batch, chosen.seed)
         self.exact_part.data = data
-        self.exact_part.batches_per_step = -(
-            -order.global_batch // (source.batch_size or order.micro_batch)
-        )
+        self.exact_part.batches_per_step = -(-order.global_batch // source.batch_size)
         if self.exact_part.reads_ahead:
             loader = read_ahead(data, source, MicroBatchSampler(order, self.exact_part.world))
             loader._is_accelerate_prepared = True  # super().prepare() then keeps it

@@ -185,8 +185,6 @@ def gather_counted(
             rows = rows[:0]
         elif loader.num_counted is not None and len(rows) == loader.batch_size:
             rows = rows[: loader.num_counted]  # the Trainer repeats a mean loss batch_size times
-        if accelerator.num_processes == 1:
-            return rows
         parts = collectives.all_gather_object(accelerator.exact_part.world, rows.detach().cpu())
         return torch.cat(parts).to(rows.device)
 

@@ -41,7 +41,6 @@ from samebits.module.determinism import set_kernels
 from samebits.own_loop.current import check_same_data, check_same_script, current_world, watch
 from samebits.own_loop.exact import order_of
 from samebits.own_loop.guard import script_line
-from samebits.own_loop.habits import RepeatCheck
 from samebits.own_loop.optimizer import attach, check_modules, follow, one_sample, plain_step
 from samebits.own_loop.samples import source_of, warn_of_seed
 from samebits.own_loop.session import ExactLoop
@@ -284,7 +283,6 @@ class ExactStrategy(DDPStrategy):
         loop = ExactLoop(
             [module], trained, self.world, seed=self._seed, check_finite=scaler is None
         )
-        loop.repeat = RepeatCheck()
         for number, optimizer in enumerate(self.optimizers):
             attach(optimizer, loop, number)
         watch(self.world, self._hang_timeout_s)
@@ -306,9 +304,7 @@ class ExactStrategy(DDPStrategy):
             warn_of_seed(dataloader, self._seed)
             if self._micro_batch is None:
                 check_undivided(self._line, source.batch_size)
-            size = self._micro_batch or source.batch_size
-            choices = (source.is_shuffled, source.drop_last)
-            order = order_of(len(source.samples), self._global_batch, size, self._seed, *choices)
+            order = order_of(source, self._global_batch, self._micro_batch, self._seed)
             self._loader = StepLoader(
                 source, order, self.world, lambda: self.loop, trainer.fit_loop
             )

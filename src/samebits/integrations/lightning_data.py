@@ -9,7 +9,7 @@ import torch
 from samebits.cluster.world import World
 from samebits.data.division import Alone, part
 from samebits.data.keyed import key
-from samebits.data.loader import requests_of
+from samebits.data.loader import Loader, requests_of
 from samebits.data.order import MicroBatch, Order, Step
 from samebits.data.seeding import seed_forward
 from samebits.errors import ConfigError
@@ -53,7 +53,7 @@ class StepLoader:
         self._fit_loop = fit_loop
         self._epoch = 0
         self._step: Step | None = None
-        self._read: Callable[[MicroBatch], Any] | None = None
+        self._read: Loader | None = None
         self._num_begun = 0
         self.dataset = source.samples.dataset
         self.batch_size = order.micro_batch
@@ -74,7 +74,7 @@ class StepLoader:
         assert self._read is not None
         micro_batch = self.step.micro_batches[self._num_begun]
         self._num_begun += 1
-        samples = self._read(micro_batch)
+        samples = self._loop().repeat.read(micro_batch, self._read)
         self._loop().begin(self.step, micro_batch, samples)
         return samples
 
@@ -114,16 +114,16 @@ class StepLoader:
         loop.step = first + int(self._fit_loop.epoch_loop.batch_progress.current.ready)
         check_equal_state(loop, self._world)
         every = self._order.steps(self._world, start=loop.step, stop=first + len(self))
-        steps, ahead = tee(every if loop.repeat is None else loop.repeat.repeated(every))
+        steps, ahead = tee(loop.repeat.repeated(every))
         loader = self._source.open(
             lambda: requests_of(ahead),
             CPU,  # Lightning moves batches, after its own hooks
             num_ranks_here=self._world.num_ranks_here,
         )
-        self._read = lambda micro_batch: loader.batch(micro_batch.indices, micro_batch.keys).inputs
+        self._read = loader
         try:
             for step in steps:
-                self._step = step
+                self._step = loop.repeat.extended(step)
                 self._num_begun = 0
                 yield self.begin_next()
         finally:

@@ -18,7 +18,6 @@ from samebits.own_loop.current import (
     watch,
 )
 from samebits.own_loop.ending import report_errors, watch_end
-from samebits.own_loop.habits import RepeatCheck
 from samebits.own_loop.loader import ExactLoader
 from samebits.own_loop.optimizer import (
     attach,
@@ -29,7 +28,7 @@ from samebits.own_loop.optimizer import (
     follow,
     plain_step,
 )
-from samebits.own_loop.samples import source_of, warn_of_seed
+from samebits.own_loop.samples import LoaderSource, source_of, warn_of_seed
 from samebits.own_loop.session import ExactLoop
 
 ModelT = TypeVar("ModelT", bound=nn.Module | Sequence[nn.Module])
@@ -83,17 +82,14 @@ def exact(
     )
     check_modules(modules)
     source = source_of(data)
-    size = source.batch_size if micro_batch is None else micro_batch
-    order = order_of(
-        len(source.samples), global_batch, size, seed, source.is_shuffled, source.drop_last
-    )
+    order = order_of(source, global_batch, micro_batch, seed)
     steps = [(each, plain_step(each)) for each in optimizers]
     device = next(parameter.device for module in modules for parameter in module.parameters())
     set_kernels(num_threads, device)
     world = current_world(device)
     settings = {
         "global_batch": global_batch,
-        "micro_batch": size,
+        "micro_batch": order.micro_batch,
         "seed": seed,
         "num_threads": num_threads,
     }
@@ -105,7 +101,6 @@ def exact(
     if world.is_main:
         warn_of_seed(data, seed)
     loop = ExactLoop(modules, steps, world, seed=seed)
-    loop.repeat = RepeatCheck()
     check_same_order(world, loop)
     if loop.observer is not None:
         loop.observer.settings = settings
@@ -130,20 +125,15 @@ def _attach(
         follow(follower, loop)
 
 
-def order_of(
-    num_samples: int,
-    global_batch: int,
-    micro_batch: int,
-    seed: int,
-    is_shuffled: bool,
-    drop_last: bool,
-) -> Order:
-    """Return the order of the samples of an exact loop.
+def order_of(source: LoaderSource, global_batch: int, micro_batch: int | None, seed: int) -> Order:
+    """Return the order of the samples of an exact loop. `micro_batch`: None: the DataLoader's batch_size.
 
     Raises:
         ConfigError: A batch size is missing or out of range.
     """
-    for name, value in (("global_batch", global_batch), ("micro_batch", micro_batch)):
+    size = source.batch_size if micro_batch is None else micro_batch
+    num_samples = len(source.samples)
+    for name, value in (("global_batch", global_batch), ("micro_batch", size)):
         if not isinstance(value, int) or value < 1:
             number = int(value) if str(value).isdecimal() else 0
             raise ConfigError(
@@ -151,7 +141,7 @@ def order_of(
                 allowed="an integer of at least 1",
                 fix=f"Give a number: {name}={number or 64}.",
             )
-    if drop_last and num_samples < global_batch:
+    if source.drop_last and num_samples < global_batch:
         raise ConfigError(
             f"no step: drop_last leaves out all {num_samples} samples",
             given=f"global_batch={global_batch}",
@@ -160,9 +150,9 @@ def order_of(
     return Order(
         num_samples,
         global_batch,
-        micro_batch,
+        size,
         seed,
-        is_shuffled=is_shuffled,
-        drop_last=drop_last,
+        is_shuffled=source.is_shuffled,
+        drop_last=source.drop_last,
         division=PADDED,
     )

@@ -38,8 +38,8 @@ class GradientSum(BucketSum):
     def __init__(self, parameters: Sequence[nn.Parameter], world: World, number: int) -> None:
         # Backward reaches the last parameters first, so buckets in that order can be sent while it continues.
         groups = group(parameters[::-1], bucket_bytes(parameters, world))
-        # the last bucket also has which parameters were used
-        tails = [0] * (len(groups) - 1) + [len(parameters)]
+        # the last bucket also has which parameters were used, and whether a rank asks for a repetition
+        tails = [0] * (len(groups) - 1) + [len(parameters) + 1]
         device = parameters[0].device
         buckets = [
             Bucket(part, tail, world.size, device) for part, tail in zip(groups, tails, strict=True)
@@ -52,6 +52,7 @@ class GradientSum(BucketSum):
         }
         self._weight = 1.0
         self.norm = torch.zeros(())  #: 2-norm of the summed gradient, (), after `reduce`.
+        self.is_asked = False  #: Whether a rank has asked for a repetition, after `reduce`.
 
     @property
     def next_leaf(self) -> int:
@@ -88,9 +89,12 @@ class GradientSum(BucketSum):
         if not leaf.missing and number + 1 < len(self.leaves):
             self._end(number, may_send=is_last)
 
-    def close_leaf(self) -> None:
-        """End the micro-batch: gradients that it does not have count as zero."""
-        self.leaves[-1].put_tail(self.used())
+    def close_leaf(self, *, asks: bool = False) -> None:
+        """End the micro-batch: gradients that it does not have count as zero.
+
+        `asks`: the next step shall have a repetition, on all ranks.
+        """
+        self.leaves[-1].put_tail(nn.functional.pad(self.used(), (0, 1), value=float(asks)))
         for number, leaf in enumerate(self.leaves):
             if not leaf.is_done:
                 self._end(number, may_send=False)
@@ -115,7 +119,8 @@ class GradientSum(BucketSum):
         ]
         self.norm = torch.stack(norms).norm() if len(norms) > 1 else norms[0]
         # One transfer for all numbers: on a GPU each read waits for the device.
-        used = results[-1].tail[: self._num_parameters].tolist()
+        *used, asked = results[-1].tail[: self._num_parameters + 1].tolist()
+        self.is_asked = asked > 0.0
         return list(self.gradients(results, used))
 
     def _end(self, number: int, *, may_send: bool) -> None:
@@ -193,6 +198,13 @@ class Trained:
     def has_rate(self) -> bool:
         """Whether a parameter group has a learning rate that is not 0."""
         return any(group.get("lr", 1.0) != 0.0 for group in self.optimizer.param_groups)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a rank has asked in this step for a repetition in the next one."""
+        return any(
+            self._sums[turn].is_asked for turn, is_reduced in self._active.items() if is_reduced
+        )
 
     @property
     def carries_gradients(self) -> bool:
@@ -276,10 +288,12 @@ class Trained:
             total.begin_leaf(micro_batch)
         total.take(parameter, is_last=is_last)
 
-    def end_backward(self, turn: int, micro_batch: MicroBatch, *, is_last: bool) -> None:
-        """End a backward pass, and in the last micro-batch send its gradients."""
+    def end_backward(
+        self, turn: int, micro_batch: MicroBatch, *, is_last: bool, asks: bool = False
+    ) -> None:
+        """End a backward pass, and in the last micro-batch send its gradients; `asks`: see `GradientSum.close_leaf`."""
         if turn in self._active:
-            self._end_leaf(turn, micro_batch)
+            self._end_leaf(turn, micro_batch, asks=asks)
             if is_last and not self._active[turn]:
                 self._start_reduce(turn, micro_batch)
 
@@ -455,12 +469,12 @@ class Trained:
         for micro_batch in self._done:
             self._sums[turn].skip_leaf(micro_batch)
 
-    def _end_leaf(self, turn: int, micro_batch: MicroBatch) -> None:
+    def _end_leaf(self, turn: int, micro_batch: MicroBatch, *, asks: bool = False) -> None:
         total = self._sums[turn]
         if micro_batch.weight == 0.0:
             return
         if total.is_open:
-            total.close_leaf()
+            total.close_leaf(asks=asks)
         elif total.next_leaf <= micro_batch.index:
             total.skip_leaf(micro_batch)
 

@@ -5,6 +5,8 @@ Each error names the line of the script that was running.
 
 import sys
 
+from torch import nn
+
 from samebits.errors import TrainError
 from samebits.frames import callers, is_user
 
@@ -227,6 +229,21 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "Use loader.step instead of a counter. Change what is kept once a step, under if loader.sync_gradients, by "
         "values that are equal on all ranks.",
     ),
+    "second loader": (
+        "the loop reads a second DataLoader in each micro-batch, and the loss depends on it",
+        _STEP,
+        "Which of its batches goes with a micro-batch depends on the processes: each reads it from the start.",
+        "Give exact() one dataset whose __getitem__ returns a sample of each, or choose the second one by "
+        "torch.randint() in __getitem__. A loader that is only measured may go on in a validation.",
+    ),
+    "outside": (
+        "{name}, in training mode, changes its running statistics in the loop, and exact() was not given it",
+        _STEP,
+        "They follow from the micro-batches that this process had: a teacher or an average of the weights then differs "
+        "at each number of processes.",
+        "Call {name}.eval() after model.train(). Or give it too, to average them over each step: "
+        "exact([model, {name}], ...); with Lightning, make it an attribute of the LightningModule.",
+    ),
     "carried": (
         "the first micro-batch of a step gives another gradient when it is repeated",
         _STEP,
@@ -248,3 +265,14 @@ def script_line() -> str:
     """Return the innermost line of the script that is running: "train.py:12"; empty if there is none."""
     files = ((each.f_code.co_filename, each.f_lineno) for each in callers(sys._getframe(1)))
     return next((f"{file}:{line}" for file, line in files if is_user(file)), "")
+
+
+def variable_of(module: nn.Module) -> str:
+    """Return the name of the running script's variable that has a module, or of the module's class."""
+    for frame in callers(sys._getframe(1)):
+        if is_user(frame.f_code.co_filename):
+            for name, value in {**frame.f_globals, **frame.f_locals}.items():
+                # not isinstance(): it may run code of the value
+                if issubclass(type(value), nn.Module) and module in set(value.modules()):
+                    return name
+    return type(module).__name__

@@ -1,7 +1,8 @@
 """What a script does in the body of an exact loop, as far as it shows what the script counts."""
 
+import copy
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from samebits.bits import plain_in, tensors_in
+from samebits.data.loader import Loader
 from samebits.data.order import MicroBatch, Step
 from samebits.errors import TrainError
 from samebits.own_loop.gradients import Trained
@@ -160,33 +162,90 @@ class RepeatCheck:
     in silence. The repetition has the same samples, weights, buffers and random numbers, so its gradients are equal to
     the last bit. It counts as those that pad a step: its weight is 0.
 
+    Which steps have one follows from their numbers. One more is asked for when a micro-batch does something new, such
+    as reading another DataLoader: the ranks agree on it by the sum of the gradients.
+
     Attributes:
         is_again: Whether the current micro-batch is the repetition.
         is_looking: Whether the current step has one.
+        is_fresh: Whether the current step begins pass 0, 1, 2, 4, ..., or is compared as a rank has asked for it.
+        is_asked: Whether the next step gets one that its number does not ask for; equal on all ranks.
     """
 
     def __init__(self) -> None:
         self._start: int | None = None  # the first step of this process
         self._step = 0
         self._inputs = self._line = ""
+        self._other = ""  # the line that has read another DataLoader
         self._first: dict[tuple[int, int], Tensor] = {}
-        self._is_first = self.is_again = self.is_looking = False
+        self._is_first = self.is_again = self.is_looking = self.is_asked = self.is_fresh = False
+        self._num_passes = 0
+        self._begins = False  # whether a pass begins that is looked at
+        self._seen: set[Hashable] = set()
+        self._is_new = False  # whether something was noted for the first time
+        self._unread: MicroBatch | None = None  # one that was not requested: it gets `_kept`
+        self._kept: Any = None
 
-    def num_bodies(self, step: Step) -> int:
-        """Return the number of micro-batches that a rank runs in a step, with the repetition."""
+    def num_bodies(self, step: Step, *, begins: bool = False) -> int:
+        """Return the number of micro-batches that a rank runs in a step, with the repetition.
+
+        `begins`: it begins pass 0, 1, 2, 4, ...: what a script begins with an epoch is met there.
+        """
         num = len(step.micro_batches)
         done = step.number - (step.number if self._start is None else self._start)
-        if done < NUM_FIRST:
-            # The 1st, 2nd, 4th, ... step, as long as they are less than a hundredth of the micro-batches.
-            return num + (done & (done + 1) == 0 and done.bit_length() < max(1, 3 * num // 4))
-        return num + (done * num % NUM_BETWEEN < num)
+        # The 1st, 2nd, 4th, ... step, as long as they are less than a hundredth of the micro-batches.
+        is_early = done & (done + 1) == 0 and done.bit_length() < max(1, 3 * num // 4)
+        is_due = is_early if done < NUM_FIRST else done * num % NUM_BETWEEN < num
+        return num + (begins or is_due)
 
     def repeated(self, steps: Iterable[Step]) -> Iterator[Step]:
-        """Yield steps; the first one of the process and some later ones end with the repetition."""
+        """Yield the steps of a pass; the first one of the process and some later ones end with the repetition."""
+        begins = self._num_passes & (self._num_passes - 1) == 0
+        self._num_passes += 1
+        self._begins = begins
         for step in steps:
             self._start = step.number if self._start is None else self._start
-            is_due = self.num_bodies(step) > len(step.micro_batches)
+            is_due = self.num_bodies(step, begins=begins) > len(step.micro_batches)
+            begins = False
             yield self.with_repetition(step) if is_due else step
+
+    def note(self, what: Hashable) -> None:
+        """Note what a micro-batch does. The first time, the next step gets a repetition."""
+        self._is_new |= what not in self._seen and not self.is_looking
+        self._seen.add(what)
+
+    def note_other(self, line: str) -> None:
+        """Note the line that has read another DataLoader."""
+        self.note(line)
+        self._other = line
+
+    def asks(self, micro_batch: MicroBatch) -> bool:
+        """Return whether this rank asks for a repetition, in a micro-batch that counts."""
+        is_new = self._is_new and micro_batch.weight > 0.0
+        self._is_new &= not is_new
+        return is_new
+
+    def extended(self, step: Step) -> Step:
+        """Return a step that begins now, with the repetition that was asked for."""
+        # Of all ranks alike: one may repeat its first micro-batch anyway, as it has fewer than others.
+        is_more = self.is_asked and len(step.micro_batches) == max(map(len, step.leaves))
+        self.is_asked = False
+        self._kept = None
+        step = self.with_repetition(step) if is_more else step
+        # DataLoader workers have their requests already.
+        self._unread = step.micro_batches[-1] if is_more else None
+        self.is_fresh = self._begins or is_more
+        self._begins = False
+        return step
+
+    def read(self, micro_batch: MicroBatch, loader: Loader) -> Any:
+        """Return the samples of a micro-batch; of a repetition that was not requested, those of the first one."""
+        if micro_batch is self._unread:
+            return self._kept
+        inputs = loader.batch(micro_batch.indices, micro_batch.keys).inputs
+        if self._unread is not None and self._kept is None:
+            self._kept = copy.deepcopy(inputs)
+        return inputs
 
     @staticmethod
     def with_repetition(step: Step) -> Step:
@@ -197,15 +256,14 @@ class RepeatCheck:
     def begin(self, step: Step, micro_batch: MicroBatch, inputs: Any) -> None:
         """Start a micro-batch with its inputs, which are compared too."""
         first = step.micro_batches[0]
-        # also one that pads a step
-        last = [each for each in step.micro_batches if each.index == first.index][-1]
+        last = step.micro_batches[-1]  # also one that pads a step
         self._step = step.number
-        self.is_looking = first is not last
+        self.is_looking = first is not last and first.index == last.index
         self._is_first = self.is_looking and micro_batch is first
         self.is_again = self.is_looking and micro_batch is last
         if self._is_first:
             self._first = {}
-            self._line = ""
+            self._line = self._other = ""
             self._inputs = _content(inputs)
         elif self.is_again and _content(inputs) != self._inputs:
             raise fault("samples", number=int(micro_batch.indices[0]))
@@ -232,4 +290,5 @@ class RepeatCheck:
             self._raise()
 
     def _raise(self) -> None:
-        raise fault("carried", step=self._step).with_slots(where=self._line)
+        name = "second loader" if self._other else "carried"
+        raise fault(name, step=self._step).with_slots(where=self._other or self._line)

@@ -137,10 +137,7 @@ class ExactLoader:
     def micro_batches_per_epoch(self) -> int:
         """Number of micro-batches that an iteration over a whole epoch has on each rank."""
         steps = self._order.steps(self._world, stop=self._order.steps_per_epoch)
-        repeat = self.loop.repeat
-        return sum(
-            len(step.micro_batches) if repeat is None else repeat.num_bodies(step) for step in steps
-        )
+        return sum(map(self.loop.repeat.num_bodies, steps))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, from 0. A position within it, set by a resume, is kept.
@@ -229,9 +226,8 @@ class ExactLoader:
         stop = (self._epoch + 1) * per_epoch
         self.loop.finish()
         self._world.activity.is_paused = False
-        every = self._order.steps(self._world, start=start, stop=stop)
-        if self.loop.repeat is not None:
-            every = self.loop.repeat.repeated(every)
+        repeat = self.loop.repeat
+        every = repeat.repeated(self._order.steps(self._world, start=start, stop=stop))
         # `tee`: DataLoader workers are sent the requests ahead of the loop.
         steps, ahead = tee(every)
         loader = self._source.open(
@@ -243,17 +239,18 @@ class ExactLoader:
             self.loop, start, stop, preserved(self._world.device)
         )
         try:
-            for step in steps:
+            for planned in steps:
+                step = repeat.extended(planned)
                 for micro_batch in step.micro_batches:
-                    batch = loader.batch(micro_batch.indices, micro_batch.keys)
-                    self.loop.begin(step, micro_batch, batch.inputs)
+                    inputs = repeat.read(micro_batch, loader)
+                    self.loop.begin(step, micro_batch, inputs)
                     if current.num_read == 0:
                         name, line = carried_into_loss(script_line())
                         if name:
                             raise fault("kept", name=name).with_slots(where=line)
                     self.is_padding = micro_batch.weight == 0.0
                     current.num_read += 1
-                    yield batch.inputs
+                    yield inputs
                 if step.number == start:  # not before it: a single rank may look at the first batch
                     self.loop.finish()
                     check_equal_state(self.loop, self._world)

@@ -1,5 +1,6 @@
 """What an exact loop takes over from a torch DataLoader: its dataset, order, collation and workers."""
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from samebits.data.loader import Loader, Request
 from samebits.data.samples import Batch, Samples
 from samebits.data.sources.map_style import check_map_style, files_of
 from samebits.errors import ConfigError
+from samebits.frames import user_level
 
 
 class CollatedSamples(Samples):
@@ -125,7 +127,8 @@ def source_of(data: Any) -> LoaderSource:
             fix="Give DataLoader(dataset, batch_size=..., shuffle=True).",
         )
     check_map_style(data.dataset)
-    if num_samples_of(data) == 0:
+    samples = CollatedSamples(data.dataset, data.collate_fn, _chosen_by(data))
+    if len(samples) == 0:
         raise ConfigError("the dataset is empty", fix="Give it at least one sample.")
     context = data.multiprocessing_context
     method = context if isinstance(context, str | None) else context.get_start_method()
@@ -145,7 +148,7 @@ def source_of(data: Any) -> LoaderSource:
     is_shuffled, sampler = order_of_sampler(data)
     batches = data.batch_sampler if isinstance(data.batch_sampler, BatchSampler) else data
     return LoaderSource(
-        CollatedSamples(data.dataset, data.collate_fn, _chosen_by(data)),
+        samples,
         data.collate_fn,
         is_shuffled,
         batches.drop_last,
@@ -172,10 +175,16 @@ def warn_of_seed(data: DataLoader[Any], seed: int) -> None:
         )
 
 
-def num_samples_of(data: DataLoader[Any]) -> int:
-    """Return the number of samples that a DataLoader over a map-style dataset reads, over all processes."""
-    chosen = _chosen_by(data)
-    return len(data.dataset if chosen is None else chosen)  # type: ignore[arg-type]  # map-style
+def warn_of_share(reader: Any) -> None:
+    """Warn of a DataLoader that gives each process a share of its samples, by its iterator."""
+    if type(getattr(reader._index_sampler, "sampler", None)) is DistributedSampler:
+        warnings.warn(
+            "a DataLoader with a DistributedSampler gives each process a share of the samples, and some of them twice "
+            "where they do not divide evenly. What is counted in it, such as an accuracy that decides on the best "
+            "epoch, depends on the number of processes. Read it by a samebits.EvalLoader and count by its add() and "
+            "sums(), or leave out the sampler, so that each process reads all.",
+            stacklevel=user_level(sys._getframe()),
+        )
 
 
 def _sampler_of(data: DataLoader[Any]) -> Sampler[Any] | None:

@@ -18,7 +18,9 @@ that the others did not (ADR 41).
 """
 
 import math
+import sys
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -26,22 +28,29 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.optim import Optimizer
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from samebits.cluster import collectives
 from samebits.cluster.activity import COMPUTING, READING
 from samebits.cluster.world import World
+from samebits.data import loader as data_loader
 from samebits.data.order import MicroBatch, Step
 from samebits.data.seeding import seed_between, seed_forward
 from samebits.errors import ConfigError
 from samebits.own_loop.gradients import Trained
-from samebits.own_loop.guard import fault
+from samebits.own_loop.guard import fault, script_line
 from samebits.own_loop.habits import Habits, RepeatCheck
 from samebits.own_loop.idle import IdleSlots
+from samebits.own_loop.samples import warn_of_share
 from samebits.own_loop.state_sum import BufferSum
-from samebits.own_loop.weights import AverageWatch, WeightGuard
+from samebits.own_loop.weights import AverageWatch, OutsideNorms, WeightGuard
 from samebits.portable.scripts import check_schedulers, own_kernels
 
 _UPDATE = 1 << 34  # part of the key of random numbers in the update
+
+
+# Weak, since the patch below stays for the life of the process.
+_LOOPS: "weakref.WeakSet[ExactLoop]" = weakref.WeakSet()
 
 
 class LoopObserver(Protocol):
@@ -75,7 +84,7 @@ class ExactLoop:
         is_last: Whether the current micro-batch is the last one of its step on this rank.
         has_acted: Whether the optimizers have acted in the current micro-batch.
         habits: What the script does in its loop.
-        repeat: Compares repeated micro-batches; None: none are repeated.
+        repeat: Compares repeated micro-batches.
         modules: The models.
         observer: Records the steps for `samebits check` or `gate`; None: the script runs without them.
     """
@@ -115,6 +124,8 @@ class ExactLoop:
         self._is_backward = False
         self._step: Step | None = None
         self._current: MicroBatch | None = None
+        # iterators of other DataLoaders, with the micro-batch that has read them first
+        self._others: weakref.WeakKeyDictionary[Any, object] = weakref.WeakKeyDictionary()
         self._after: list[Callable[[], Any]] = []
         self.observer = (
             None if observe is None else observe(world, modules, [each for each, _ in optimizers])
@@ -131,16 +142,18 @@ class ExactLoop:
         self.step = 0
         self.is_last = self.has_acted = False
         self.habits = Habits()
-        self.repeat: RepeatCheck | None = None
+        self.repeat = RepeatCheck()
         self._idle = IdleSlots(world)
         self._refresh()
         self._guard = WeightGuard(
             modules, [each for each, _ in optimizers], self._owners.__contains__
         )
         self._averages = AverageWatch(self.modules, self._owners.__contains__)
+        self._outside = OutsideNorms(self.modules)
         self._guard.drop_unowned(warns=world.is_main)
         self._guard.begin_step(with_values=False)  # for `find_loaded`
         self._num_threads = torch.get_num_threads()
+        _LOOPS.add(self)
 
     @property
     def is_main(self) -> bool:
@@ -193,9 +206,9 @@ class ExactLoop:
         self._current = micro_batch
         self._drawn = None
         self._guard.micro_batch = micro_batch
-        if self.repeat is not None:
-            self.repeat.begin(step, micro_batch, inputs)
+        self.repeat.begin(step, micro_batch, inputs)
         self._idle.begin(step, micro_batch)
+        self._outside.begin(looks=self.repeat.is_fresh and micro_batch is step.micro_batches[0])
         self.is_last = micro_batch is step.micro_batches[-1]
         self.has_acted = False
         seed_forward(micro_batch.forward_key, self._world.device)
@@ -266,7 +279,7 @@ class ExactLoop:
             return "the optimizer has a state of earlier steps"
         return (
             "weights were loaded or changed after exact()"
-            if self._guard.has_other_versions()
+            if self._guard.with_other_versions()
             else ""
         )
 
@@ -427,8 +440,7 @@ class ExactLoop:
                 self._is_backward = True
                 # as in torch's FSDP
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)
-            if self.repeat is not None:
-                self.repeat.take(parameter, self._round)
+            self.repeat.take(parameter, self._round)
             self._idle.take(parameter.grad)
             trained.take(parameter, self._round, self._current, is_last=self.is_last)
 
@@ -439,22 +451,35 @@ class ExactLoop:
         assert self._current is not None
         assert self._step is not None
         self.habits.on_backward()
+        self._outside.check(self._step.number)
         self._is_backward = False
         self._buffers.take(self._round, self._current)
+        self.repeat.note((self._round, self.habits.num_forwards))
+        asks = self.repeat.asks(self._current)
         for trained in self._trained:
-            trained.end_backward(self._round, self._current, is_last=self.is_last)
+            trained.end_backward(self._round, self._current, is_last=self.is_last, asks=asks)
         if self.is_last:  # buffers before the wait for gradients, and in this order on all ranks
             self._buffers.start_reduce(self._round + 1)
             for trained in self._trained:
                 trained.reduce(self._round)
-        is_looking = self.repeat is not None and self.repeat.is_looking
         # With a single micro-batch and its repetition, the search for averages would cost more than both.
-        if not self.is_last and len(self._step.micro_batches) > 1 + is_looking:
+        if not self.is_last and len(self._step.micro_batches) > 1 + self.repeat.is_looking:
             self._averages.begin()
         for trained in self._trained:
             trained.note_gradients()
-        self._drawn = self._random_state() if is_looking else None
+        self._drawn = self._random_state() if self.repeat.is_looking else None
         self._round += 1
+
+    def on_other_read(self, reader: _BaseDataLoaderIter) -> None:
+        """Note that the script reads a batch of another DataLoader, by its iterator.
+
+        One that is read in a single micro-batch, such as that of a validation, gives each micro-batch the same.
+        """
+        if reader not in self._others:
+            warn_of_share(reader)
+            self._others[reader] = self._current
+        if self._current is not None and self._others[reader] is not self._current:
+            self.repeat.note_other(script_line())
 
     def seed_update(self) -> None:
         """Seed what a framework or an optimizer draws after the last backward pass of a step, equally on all ranks."""
@@ -472,8 +497,7 @@ class ExactLoop:
     def _close(self) -> None:
         """End the micro-batch's forward and backward passes."""
         assert self._current is not None
-        if self.repeat is not None:
-            self.repeat.end()
+        self.repeat.end()
         for trained in self._trained:
             trained.close(self._current)
         self._buffers.end(self._current)
@@ -496,6 +520,7 @@ class ExactLoop:
         if norms and not all(map(math.isfinite, torch.stack(norms).tolist())):
             raise fault("not finite", step=step.number, epoch=step.epoch)
         self._idle.end_step(step)
+        self.repeat.is_asked = any(trained.is_asked for trained in self._trained)
         self.seed_update()
         has_rate = False
         for trained in self._trained:
@@ -522,3 +547,19 @@ class ExactLoop:
         if self.observer is not None:
             self.observer.step(self.state())
         self._world.activity.enter("the loop's code after the update")
+
+
+_next_plain = _BaseDataLoaderIter.__next__
+
+
+def _next_noted(self: _BaseDataLoaderIter) -> Any:
+    """Return the next batch of a DataLoader; if the script reads it, its exact loops note that."""
+    batch = _next_plain(self)
+    if sys._getframe(1).f_globals is not vars(data_loader):  # that of the exact loader itself
+        for loop in list(_LOOPS):
+            loop.on_other_read(self)
+    return batch
+
+
+# For every DataLoader of the process: iterators that were made before `exact` too.
+_BaseDataLoaderIter.__next__ = _next_noted  # type: ignore[method-assign]

@@ -3,7 +3,6 @@
 import sys
 import warnings
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from samebits.cluster.world import World
 from samebits.data.order import MicroBatch, Step
-from samebits.frames import callers, is_user
+from samebits.frames import user_level
 from samebits.parallel.bucket import Bucket
 from samebits.parallel.exchange.part import bucket_tag
 from samebits.parallel.exchange.tree_all_reduce import TreeAllReduce
@@ -154,15 +153,7 @@ def _warn_of_changes() -> None:
     warnings.warn(
         "Forward passes after the last backward pass of a loop's body change no buffers, such as running "
         "statistics. Call model.eval() before a pass that is only measured.",
-        stacklevel=_user_level(sys._getframe()),
-    )
-
-
-def _user_level(frame: FrameType) -> int:
-    """Return the `stacklevel` of the user's line, for a warning in a frame: a scheduler's wrapper may be between."""
-    return next(
-        (level for level, each in enumerate(callers(frame), 1) if is_user(each.f_code.co_filename)),
-        1,
+        stacklevel=user_level(sys._getframe()),
     )
 
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from samebits.data.order import MicroBatch
 from samebits.errors import ConfigError, TrainError
+from samebits.own_loop.guard import fault, variable_of
 
 Noted = list[tuple[weakref.ref[Tensor], int, torch.Size]]  # tensors with their versions and shapes
 
@@ -70,7 +72,7 @@ class WeightGuard:
 
     def check(self, step: int) -> None:
         """Compare the weights. Raises TrainError if one has changed."""
-        changed = self._with_other_versions() or [
+        changed = self.with_other_versions() or [
             name
             for (name, tensor), value in zip(self._named, self._values, strict=bool(self._values))
             if not torch.equal(tensor, value)
@@ -78,11 +80,8 @@ class WeightGuard:
         if changed:
             raise self._error(changed, step)
 
-    def has_other_versions(self) -> bool:
-        """Return whether something has written to a parameter since the start of the step."""
-        return bool(self._with_other_versions())
-
-    def _with_other_versions(self) -> list[str]:
+    def with_other_versions(self) -> list[str]:
+        """Return the names of the parameters that something has written to since the start of the step."""
         pairs = zip(self._named, self._versions, strict=True)
         return [name for (name, tensor), version in pairs if tensor._version != version]
 
@@ -201,6 +200,48 @@ def hold_average(
     return any(each.total() >= least and each <= given for each in own)
 
 
+class OutsideNorms:
+    """Finds batch norm in training mode in modules that `exact` was not given, such as a teacher.
+
+    No repetition shows it: a forward pass in training mode changes the running statistics, and does not read them. They
+    are compared at the end of each backward pass, so an average that copies buffers after the update is none.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = modules
+        self._norms: list[weakref.ref[_BatchNorm]] | None = None
+        self._before: list[tuple[_BatchNorm, tuple[int, int]]] = []
+
+    def begin(self, *, looks: bool) -> None:
+        """Begin a micro-batch. `looks`: look for new ones in the process, which takes some 50 ms."""
+        if looks or self._norms is None:
+            own = set(nn.ModuleList(self._modules).modules())
+            self._norms = [
+                weakref.ref(each)
+                for each in gc.get_objects()
+                # not isinstance(): see `_tensors`
+                if issubclass(type(each), _BatchNorm) and each not in own
+            ]
+        self._before = [
+            (norm, _versions(norm)) for ref in self._norms if (norm := ref()) is not None
+        ]
+
+    def check(self, step: int) -> None:
+        """Compare them after a backward pass. Raises TrainError if a forward pass has changed one."""
+        for norm, (count, weight) in self._before:
+            now, weight_now = _versions(norm)
+            # One whose weight has changed too was moved as a whole, as by load_state_dict().
+            if now != count and weight_now == weight:
+                raise fault("outside", step=step, name=variable_of(norm))
+
+
+def _versions(norm: _BatchNorm) -> tuple[int, int]:
+    """Return the versions of the number of batches that a batch norm has seen, and of its weight."""
+    every = [getattr(norm, name, None) for name in ("num_batches_tracked", "weight")]
+    count, weight = [-1 if each is None or each.is_inference() else each._version for each in every]
+    return count, weight
+
+
 class AverageWatch:
     """Finds a moving average of the weights of `models` by hand, which would move once a micro-batch.
 
@@ -265,7 +306,13 @@ class AverageWatch:
             if (each := ref()) is None or each._version != version
         ]
         if self._is_first:
-            changed = [each.shape for each in changed_tensors(self._models, self._before)]
+            # Made or changed since; only tensors that still live: ids are used again.
+            versions = {id(ref()): version for ref, version, _ in self._before}
+            changed = [
+                each.shape
+                for each in _tensors(self._models)
+                if versions.get(id(each)) != each._version
+            ]
         self._before = None
         if changed and hold_average(self._models, self._is_trained, changed):
             raise TrainError(
@@ -293,13 +340,6 @@ def _set_data(tensor: Tensor, value: Tensor) -> None:
     torch._C.TensorBase.data.__set__(tensor, value)  # type: ignore[attr-defined]
     if is_moved:
         torch.autograd.graph.increment_version(tensor)
-
-
-def changed_tensors(models: Sequence[nn.Module], before: Noted) -> list[Tensor]:
-    """Return those, of any shape, that were made or changed since they were noted."""
-    # Only tensors that still live: ids are used again.
-    versions = {id(tensor): version for ref, version, _ in before if (tensor := ref()) is not None}
-    return [each for each in _tensors(models) if versions.get(id(each)) != each._version]
 
 
 def _tensors(models: Sequence[nn.Module]) -> list[Tensor]:
