@@ -20,6 +20,7 @@ VERSION = "portable v1"
 _entered: ExitStack | None = None  # by the thread that trains
 _set_flush_denormal = torch.set_flush_denormal
 _set_num_threads = torch.set_num_threads
+_use_deterministic_algorithms = torch.use_deterministic_algorithms
 
 
 class _Here(threading.local):
@@ -73,6 +74,7 @@ class _Switches:
         ):
             self._resets.callback(setattr, switches, name, getattr(switches, name))
             setattr(switches, name, False)
+        self._resets.enter_context(_in_fixed_order())
         self._resets.enter_context(in_python_math())
         self._resets.enter_context(in_torch_init())
         for name, function in (
@@ -94,6 +96,29 @@ def _keep_denormal(mode: bool) -> bool:
             fix="Remove the call, or set kernels=auto.",
         )
     return True
+
+
+@contextmanager
+def _in_fixed_order() -> Iterator[None]:
+    """Keep torch's deterministic mode on: else its threads race to write to equal places (`index_put`, `index_copy`).
+
+    Afterwards it is as the script set it last.
+    """
+    is_on = torch.are_deterministic_algorithms_enabled()
+
+    def keep_on(mode: bool, *, warn_only: bool = False) -> None:
+        nonlocal is_on
+        is_on = mode
+        _use_deterministic_algorithms(True, warn_only=warn_only)
+
+    _use_deterministic_algorithms(True)
+    function = torch.use_deterministic_algorithms
+    torch.use_deterministic_algorithms = keep_on
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms = function
+        _use_deterministic_algorithms(is_on)
 
 
 def _set_checked_threads(num_threads: int) -> None:

@@ -310,7 +310,8 @@ def _nansum(
     return reductions.sum_(torch.where(x.isnan(), 0.0, x), dim, keepdim, dtype=dtype)
 
 
-def _std_mean(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+def std_mean(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    """Standard deviation and mean over dimensions."""
     variance, mean = reductions.var_mean(*args, **options)
     return functions.sqrt(variance), mean
 
@@ -318,10 +319,8 @@ def _std_mean(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
 def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     if not accumulate:
         raise NotImplementedError  # places that occur twice have no order
-    index = torch.where(index < 0, index + x.numel(), index)
-    return pooling.scatter_add(x.reshape(-1), 0, index.reshape(-1), source.reshape(-1)).view(
-        x.shape
-    )
+    places = [index.reshape(-1)]
+    return pooling.index_put(x.reshape(-1), places, source.reshape(-1), True).view(x.shape)
 
 
 def _masked_scatter_backward(g: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -352,7 +351,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "xlogy.Tensor xlogy.Scalar_Other xlogy.Scalar_Self": _xlogy,
     "dot vdot": _dot, "addmv": _addmv, "_trilinear": _trilinear,
     "affine_grid_generator": _affine_grid, "_weight_norm_interface": _weight_norm,
-    "_weight_norm_interface_backward": _weight_norm_backward, "nansum": _nansum, "std_mean.correction": _std_mean,
+    "_weight_norm_interface_backward": _weight_norm_backward, "nansum": _nansum, "std_mean.correction": std_mean,
     "put": _put, "masked_scatter_backward": _masked_scatter_backward, "tan": _tan,
     "softplus": _softplus, "softplus_backward": _softplus_backward,
     "celu": lambda x, alpha=1.0: torch.where(x > 0, x, functions.expm1(over(x, alpha)) * alpha),

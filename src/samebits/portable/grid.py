@@ -17,6 +17,7 @@ BITS = 20  # of a factor of a product: 8,192 products of two such integers are b
 SUM_BITS = 40  # of a term of a sum, at most; fewer where more than 8,192 terms are added
 # 1.5 * 2**23: a float32 near it has a last place of 1, so adding it rounds to an integer, half to even.
 ROUNDING = 12_582_912.0
+_FEW = 32  # channels
 _CHUNK = 1 << 16  # values that stay in a processor's cache in float64
 
 _EXPONENT = {
@@ -41,6 +42,13 @@ def grid(x: Tensor, bits: int, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 def _largest(x: Tensor, dims: Sequence[int]) -> Tensor:
     """The largest magnitudes, with size 1 in `dims`. A maximum has no order."""
+    if x.dim() > 2 and len(dims) == x.dim() - 1 and 1 not in dims and x.shape[1] < _FEW:
+        pixels = x.movedim(1, -1)
+        if (
+            pixels.is_contiguous()
+        ):  # torch is up to 27 times slower at few columns: as rows of several pixels
+            rows = pixels.view(-1, math.gcd(x.numel() // x.shape[1], _FEW), x.shape[1])
+            return _largest(rows, (0,)).amax(1).view(1, -1, *[1] * (x.dim() - 2))
     # torch is slow at several dimensions at once with the first among them, and at a copy without signs.
     inner = tuple(dim for dim in dims if dim != 0) or tuple(dims)
     largest = torch.maximum(x.amax(inner, keepdim=True), -x.amin(inner, keepdim=True))

@@ -7,12 +7,13 @@ RoIAlign samples each box at places between pixels, bilinearly, and averages the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from samebits.portable.grid import exact_sum, grid, num_bits, over
-from samebits.portable.pooling import scatter_sum
+from samebits.portable.grid import exact_sum, over
+from samebits.portable.pooling import on_grid, scatter_sum
 from samebits.portable.products import matmul
 
 Weights = Callable[[int, int, bool, float | None, torch.device], Tensor]
@@ -291,10 +292,11 @@ def roi_align_backward(
             parts.append((shares[:, None, :, None] * weights).flatten(1))
         values = torch.cat(parts, 1)
         index = torch.cat([boxes.new_zeros(1).long(), *(each.flatten() for _, each, _ in found)])
-        up, down = grid(values, num_bits(terms), (1,))
-        sums = values.new_zeros(len(values), n * h * w, dtype=torch.float64)
-        sums.index_add_(1, index, (values * up).round_().double())
-        result[channels] = (sums.add_(0.0) * down.double()).float()
+        result[channels] = on_grid(
+            values,
+            terms,
+            partial(torch.index_add, values.new_zeros(len(values), n * h * w).double(), 1, index),
+        )
     return result.view(c, n, h, w).transpose(0, 1).contiguous()
 
 
@@ -362,20 +364,15 @@ def _axis(
 
 def nms(boxes: Tensor, scores: Tensor, threshold: float) -> Tensor:
     """Return the boxes (N, 4) that overlap no better one by more than a threshold, best first."""
-    left, top, right, bottom = boxes.unbind(1)
-    areas = (right - left) * (bottom - top)
+    low, high = boxes.split(2, 1)
+    areas = (high - low).prod(1)
     order = scores.argsort(descending=True, stable=True)
     kept = []
     while len(order):
         best = order[:1]
         order = order[1:]
         kept.append(best)
-        wide = (
-            torch.minimum(right[order], right[best]) - torch.maximum(left[order], left[best])
-        ).clamp(min=0.0)
-        high = (
-            torch.minimum(bottom[order], bottom[best]) - torch.maximum(top[order], top[best])
-        ).clamp(min=0.0)
-        common = wide * high
+        sides = torch.minimum(high[order], high[best]) - torch.maximum(low[order], low[best])
+        common = sides.clamp(min=0.0).prod(1)
         order = order[~(common / (areas[order] + areas[best] - common) > threshold)]
     return torch.cat(kept) if kept else scores.new_zeros(0, dtype=torch.int64)

@@ -152,13 +152,7 @@ def converting(
     is_layer = "native_" in func.name()
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        values = [each for each in args if isinstance(each, Tensor)] or [
-            each
-            for part in args
-            if isinstance(part, (list, tuple))
-            for each in part
-            if isinstance(each, Tensor)
-        ]
+        values = _tensors(args) or _tensors(tree_leaves(args))
         types = {each.dtype for each in values}
         narrow = None
         given = args
@@ -169,11 +163,7 @@ def converting(
                 raise refused(f"{func.name()} of complex numbers")
             if not any(each.is_floating_point for each in types) and not is_random:
                 result = func(*args, **kwargs)
-                if not any(
-                    each.is_floating_point()
-                    for each in tree_leaves(result)
-                    if isinstance(each, Tensor)
-                ):
+                if not any(each.is_floating_point() for each in _tensors(tree_leaves(result))):
                     return result  # of whole numbers
                 args = tuple(each.float() if isinstance(each, Tensor) else each for each in args)
             if types.intersection(NARROW):
@@ -201,6 +191,10 @@ def converting(
         return tuple(targets) if len(targets) > 1 else targets[0]
 
     return run
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    return [each for each in values if isinstance(each, Tensor)]
 
 
 def _result_type(values: Sequence[Tensor], *, of_first: bool) -> torch.dtype:

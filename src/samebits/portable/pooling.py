@@ -19,6 +19,9 @@ from samebits.portable.convolution import per_dim
 from samebits.portable.grid import grid, num_bits, over
 
 aten = torch.ops.aten
+_use_deterministic_algorithms = (
+    torch.use_deterministic_algorithms
+)  # `portable_arithmetic` keeps it on
 
 
 def on_grid(
@@ -45,11 +48,11 @@ def in_any_order() -> Iterator[None]:
     """Let torch run kernels on a GPU that it refuses in deterministic mode: no order changes sums of integers."""
     was_on = torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(False)
+    _use_deterministic_algorithms(False)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(was_on, warn_only=warns)
+        _use_deterministic_algorithms(was_on, warn_only=warns)
 
 
 def adding(name: str, terms: Callable[..., int]) -> Callable[..., Tensor]:
@@ -79,34 +82,20 @@ def _nearest(g: Tensor, size: Sequence[int], shape: Sequence[int], *_: Any) -> i
 
 
 def max_pool_backward(num_dims: int) -> Callable[..., Tensor]:
-    """Return the gradient of max pooling's input, over the last dimensions."""
+    """Return the gradient of max pooling's input, over the last dimensions, and of adaptive max pooling's."""
 
-    def run(
-        g: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-        dilation: Sequence[int], ceil_mode: bool, indices: Tensor,
-    ) -> Tensor:  # fmt: skip
-        return _to_largest(g, x, indices, num_dims, math.prod(per_dim(kernel, num_dims)))
+    def run(g: Tensor, x: Tensor, *rule: Any) -> Tensor:
+        # The kernel, or nothing, and at last the places of the largest.
+        terms = math.prod(per_dim(rule[0], num_dims) if len(rule) > 1 else g.shape[-num_dims:])
+        shape = x.shape if x.dim() == num_dims + 2 else (1, *x.shape)
+        g, indices = (each.reshape(*shape[:2], -1) for each in (g, rule[-1]))
+        size = math.prod(shape[2:])
+        sums = on_grid(
+            g, terms, lambda q: q.new_zeros(*shape[:2], size).scatter_add_(2, indices, q)
+        )
+        return sums.view(x.shape)
 
     return run
-
-
-def adaptive_max_pool_backward(num_dims: int) -> Callable[..., Tensor]:
-    """Return the gradient of adaptive max pooling's input, over the last dimensions."""
-    return lambda g, x, indices: _to_largest(
-        g, x, indices, num_dims, math.prod(g.shape[-num_dims:])
-    )
-
-
-def _to_largest(g: Tensor, x: Tensor, indices: Tensor, num_dims: int, terms: int) -> Tensor:
-    shape = x.shape if x.dim() == num_dims + 2 else (1, *x.shape)
-    flat = (*shape[:2], -1)
-    g = g.reshape(flat)
-    indices = indices.reshape(flat)
-
-    def scatter(values: Tensor) -> Tensor:
-        return values.new_zeros(*shape[:2], math.prod(shape[2:])).scatter_add_(2, indices, values)
-
-    return on_grid(g, terms, scatter).view(x.shape)
 
 
 def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
@@ -120,8 +109,6 @@ def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
     ) -> Tensor | float:  # fmt: skip
         if given is not None:
             return float(given)
-        if not ceil_mode and (count_include_pad or not any(padding)):
-            return float(math.prod(per_dim(kernel, num_dims)))
         size = list(x.shape[-num_dims:])
         if count_include_pad:
             size = [n + 2 * p for n, p in zip(size, per_dim(padding, num_dims), strict=True)]
@@ -212,7 +199,7 @@ for _d in (1, 2, 3):
         POOLING[_name] = adding(_name, _all_of(_d))
 for _d in (2, 3):
     POOLING[f"max_pool{_d}d_with_indices_backward"] = max_pool_backward(_d)
-    POOLING[f"adaptive_max_pool{_d}d_backward"] = adaptive_max_pool_backward(_d)
+    POOLING[f"adaptive_max_pool{_d}d_backward"] = max_pool_backward(_d)
     POOLING[f"avg_pool{_d}d"], POOLING[f"avg_pool{_d}d_backward"] = avg_pool(_d)
     POOLING[f"_adaptive_avg_pool{_d}d"] = adaptive_avg_pool
     POOLING[f"_adaptive_avg_pool{_d}d_backward"] = partial(adaptive_avg_pool_backward, _d)
@@ -232,9 +219,7 @@ def embedding_dense_backward(
     flat = g.reshape(-1, g.shape[-1])
     places = indices.reshape(-1)
     flat = flat * (places != padding)[:, None]
-    return scatter_sum(
-        flat, len(flat), lambda q: q.new_zeros(rows, q.shape[1]).index_add_(0, places, q)
-    )
+    return index_add(g.new_zeros(rows, flat.shape[1]), 0, places, flat)
 
 
 def _length(x: Tensor, dim: int) -> int:

@@ -268,9 +268,7 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "mean mean.dim": reductions.mean,
     "var_mean.correction": reductions.var_mean,
     "var.correction": lambda *args, **options: reductions.var_mean(*args, **options)[0],
-    "std.correction": lambda *args, **options: functions.sqrt(
-        reductions.var_mean(*args, **options)[0]
-    ),
+    "std.correction": lambda *args, **options: elementwise.std_mean(*args, **options)[0],
     "norm.Scalar norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.ScalarOpt_dtype linalg_vector_norm": reductions.norm,
     "cumsum": _cumsum,
     "cumprod": _cumprod,

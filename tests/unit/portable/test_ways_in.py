@@ -324,3 +324,51 @@ def test_names_imported_before_are_covered_too() -> None:
         random.seed(0)
         assert random.gauss() == pytest.approx(0.9417154046806644)
     assert cos is original
+
+
+PLACES, VALUES = torch.arange(400_000) * 7 % 50, torch.arange(400_000.0)
+
+
+def written_by_brackets() -> Tensor:
+    x = torch.zeros(50)
+    x[PLACES] = VALUES
+    return x
+
+
+WRITES: dict[str, Callable[[], Tensor]] = {
+    "brackets": written_by_brackets,
+    "index_put": lambda: torch.zeros(50).index_put((PLACES,), VALUES),
+    "index_copy": lambda: torch.zeros(50).index_copy(0, PLACES, VALUES),
+    "index_copy_": lambda: torch.zeros(50).index_copy_(0, PLACES, VALUES),
+    "scatter": lambda: torch.zeros(50).scatter(0, PLACES, VALUES),
+}
+
+
+@pytest.mark.parametrize("is_switched_off", [False, True])
+@pytest.mark.parametrize("name", WRITES)
+def test_of_several_writes_to_one_place_the_last_stays(name: str, is_switched_off: bool) -> None:
+    threads, last = torch.get_num_threads(), torch.zeros(50)
+    last[PLACES[-50:]] = VALUES[-50:]
+    try:
+        torch.set_num_threads(4)
+        with portable_arithmetic():
+            if is_switched_off:
+                torch.use_deterministic_algorithms(False)
+            assert all(torch.equal(WRITES[name](), last) for _ in range(20))
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("modes", [(), (False,), (True,), (True, False)])
+@pytest.mark.parametrize("was_on", [False, True])
+def test_the_deterministic_mode_is_afterwards_as_it_was_set_last(was_on: bool, modes: tuple[bool, ...]) -> None:
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        torch.use_deterministic_algorithms(was_on)
+        with portable_arithmetic():
+            for each in modes:
+                torch.use_deterministic_algorithms(each)
+            assert torch.are_deterministic_algorithms_enabled()
+        assert torch.are_deterministic_algorithms_enabled() == [was_on, *modes][-1]
+    finally:
+        torch.use_deterministic_algorithms(before)
