@@ -99,15 +99,19 @@ def report_tampered(chosen: list[Tamper], folder: Path, rows: list[tuple[str, st
 
 
 def report_audits(verdicts: list[Verdict], rows: list[tuple[str, str, str]]) -> bool:
-    """Choose segments of the tampered runs by random challenges, and compare how often a changed one is among them."""
+    """Choose segments of the tampered runs by random challenges, and compare how often a changed one is among them.
+
+    Without the last segment: it is in every choice, so a change of it is always found.
+    """
     by_replay = [each for each in verdicts if set(each.chosen) - set(each.replayed) and not each.mismatches]
+    changed_by_run = [set(each.chosen) - set(each.replayed) - {max(each.segments)} for each in by_replay]
+    runs = [(verdict, changed) for verdict, changed in zip(by_replay, changed_by_run, strict=True) if changed]
     found, expected, variance = 0, 0.0, 0.0
     for number in range(NUM_AUDITS):
-        verdict = by_replay[number % len(by_replay)]
-        changed = set(verdict.chosen) - set(verdict.replayed)
+        verdict, changed = runs[number % len(runs)]
         chosen = choose(verdict.segments, SHARE, f"{verdict.root} {number}")
         found += bool(changed & set(chosen))
-        probability = 1 - escape_probability(len(verdict.segments), len(chosen), len(changed))
+        probability = 1 - escape_probability(len(verdict.segments) - 1, len(chosen) - 1, len(changed))
         expected += probability
         variance += probability * (1 - probability)
     away = (found - expected) / variance**0.5

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.tampered_runs import report_audits
 from samebits.replay.segments import Segment, choose, covering, cut, describe, escape_probability
+from samebits.replay.verify import Verdict
 
 STARTS = st.lists(st.integers(-5, 300), max_size=20)
 
@@ -67,6 +69,21 @@ def test_changes_escape_as_often_as_stated_in_a_thousand_audits(num_changed: int
     escaped = sum(not changed & set(choose(segments, 0.1, root(number))) for number in range(1000))
     expected = escape_probability(40, 4, num_changed)
     assert abs(escaped / 1000 - expected) < 4 * (expected * (1 - expected) / 1000) ** 0.5
+
+
+@pytest.mark.parametrize(("num_changed", "is_last_changed"), [(1, False), (1, True), (2, True)])
+def test_the_audits_of_tampered_runs_leave_out_the_segment_that_is_always_chosen(
+    num_changed: int, is_last_changed: bool
+) -> None:
+    segments = cut(range(0, 20, 4), 20)  # as those of the benchmark
+    verdicts = []
+    for first in range(4):
+        changed = {segments[(first + each) % 4] for each in range(num_changed)}
+        changed |= {segments[-1]} if is_last_changed else set()
+        kept = [each for each in segments if each not in changed]
+        verdicts.append(Verdict(root(first), 20, segments, chosen=segments, replayed=kept))
+    rows: list[tuple[str, str, str]] = []
+    assert report_audits(verdicts, rows), rows
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 60))
