@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -190,3 +191,46 @@ def warnings_of_attributes(world: World, is_set_before: bool) -> list[str]:
             model(x.float().reshape(1, -1)[:, :3]).sum().backward()
             optimizer.step()
         return [str(each.message) for each in caught]
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A bit of a gradient that one rank computes wrongly, in a micro-batch that other ranks compute too."""
+
+    rank: int
+    step: int
+    parameter: int
+    place: int
+    bit: int
+
+
+def train_with_flips(world: World, num_steps: int, flips: list[Flip]) -> str:
+    """Train steps of 7 micro-batches, and return the error that ends them, or "" without one."""
+    mine = {each.step: each for each in flips if each.rank == world.rank}
+    with torch_settings():
+        torch.manual_seed(7)
+        model: Any = Net(False)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
+        data = DataLoader(Noisy(14 * num_steps), batch_size=2, shuffle=True)
+        model, optimizer, loader = samebits.exact(model, optimizer, data, global_batch=14, seed=3, hang_timeout_s=None)
+        parameters = [*model.first.parameters(), *model.second.parameters()]
+
+        def flip(parameter: int, gradient: torch.Tensor) -> torch.Tensor:
+            planted = mine.get(loader.step)
+            if planted is None or planted.parameter != parameter or loader.loop._idle._now is None:
+                return gradient
+            wrong = gradient.clone()
+            bits = wrong.view(-1).view(torch.int32)
+            bits[planted.place % len(bits)] ^= torch.tensor(1 << planted.bit).to(torch.int32)
+            return wrong
+
+        for number, parameter in enumerate(parameters):
+            parameter.register_hook(partial(flip, number))  # before the loop's own, which come after the sum
+        try:
+            for x, y in loader:
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        except samebits.SamebitsError as error:
+            return str(error)
+        return ""

@@ -1,12 +1,21 @@
 """Loops with `samebits.exact` give the same weights, buffers and optimizer states at any number of ranks."""
 
+import random
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ranks.own_loop_in_ranks import Case, evaluate, import_same_modules, train, warnings_of_attributes
+from tests.ranks.own_loop_in_ranks import (
+    Case,
+    Flip,
+    evaluate,
+    import_same_modules,
+    train,
+    train_with_flips,
+    warnings_of_attributes,
+)
 from tests.ranks.rank_pool import RankPool
 
 CASES = st.builds(
@@ -95,3 +104,36 @@ def test_an_evaluation_is_the_same_at_any_number_of_ranks(pool: RankPool, num_sa
     assert alone[1] == [index % 3 for index in range(num_samples)]
     for world in (2, 4):
         assert pool.run(world, evaluate, num_samples, with_metrics) == [alone] * world
+
+
+def flipped(pool: RankPool, choice: random.Random, rank: int, bit: int) -> None:
+    """Flip a bit of a random gradient of a rank, in a run of 3 ranks: all of them name it, and the step."""
+    flip = Flip(rank, choice.randrange(3, 16), choice.randrange(4), choice.randrange(1000), bit)
+    errors = pool.run(3, train_with_flips, 17, [flip])
+    assert len(set(errors)) == 1, errors
+    assert f"rank {rank} computed a wrong gradient at step {flip.step}:" in errors[0], (flip, errors[0])
+
+
+# The highest bit of an exponent: the gradient's norm is infinite then, which ends the loop at once.
+@pytest.mark.parametrize(("rank", "bit"), [(0, 0), (1, 31), (2, 12), (0, 30), (1, 30)])
+def test_a_flipped_bit_of_a_gradient_names_its_rank_while_the_loop_runs(pool: RankPool, rank: int, bit: int) -> None:
+    flipped(pool, random.Random(rank), rank, bit)
+
+
+@pytest.mark.full
+def test_each_of_sixty_flipped_bits_names_its_rank(pool: RankPool) -> None:
+    choice = random.Random(5)
+    for number in range(60):
+        flipped(pool, choice, number % 3, choice.randrange(32))
+
+
+@pytest.mark.parametrize("num_steps", [100, pytest.param(2000, marks=pytest.mark.full)])
+def test_ranks_that_compute_right_are_never_named(pool: RankPool, num_steps: int) -> None:
+    assert pool.run(3, train_with_flips, num_steps, []) == ["", "", ""]
+
+
+def test_a_rank_that_errs_again_and_again_is_named_by_all_steps(pool: RankPool) -> None:
+    flips = [Flip(2, step, 0, step, 3) for step in range(3, 16, 2)]
+    (error, *_) = pool.run(3, train_with_flips, 17, flips)
+    assert "rank 2 computed a wrong gradient at step 3" in error
+    assert " of 8 compared steps differ" in error

@@ -50,14 +50,18 @@ class IdleSlots:
             # would wait for the backward pass.
             self._sums[self._now] += as_integers(gradient).sum()
 
-    def end_step(self, step: Step) -> None:
+    def end_step(self, step: Step, *, is_finite: bool = True) -> None:
         """End a step; after several of them, compare. Called on all ranks.
+
+        Args:
+            is_finite: Whether the step's gradient is finite, on all ranks. One that is not ends the loop, so what is
+                there is compared before.
 
         Raises:
             TrainError: Ranks have computed different gradients of one micro-batch; the same error on all ranks.
         """
         self._num_steps += _has_idle(step)
-        if self._num_steps < NUM_STEPS:
+        if self._num_steps < NUM_STEPS and is_finite:
             return
         mine = [[number, int(total)] for number, total in self._sums.items()]
         self._num_steps = 0

@@ -517,9 +517,10 @@ class ExactLoop:
             else []
         )
         # One transfer for the norms of all optimizers.
-        if norms and not all(map(math.isfinite, torch.stack(norms).tolist())):
+        is_finite = not norms or all(map(math.isfinite, torch.stack(norms).tolist()))
+        self._idle.end_step(step, is_finite=is_finite)
+        if not is_finite:
             raise fault("not finite", step=step.number, epoch=step.epoch)
-        self._idle.end_step(step)
         self.repeat.is_asked = any(trained.is_asked for trained in self._trained)
         self.seed_update()
         has_rate = False
