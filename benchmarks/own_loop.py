@@ -3,6 +3,7 @@
     python -m benchmarks.own_loop
     python -m benchmarks.own_loop --procs 2 --models cnn --steps 100
     python -m benchmarks.own_loop --repetition 20      # what the repeated micro-batch of some steps costs
+    python -m benchmarks.own_loop --idle 20            # what the comparison of idle ranks costs
 
 Both loops run in the same processes and take turns after each step, so other programs affect both alike. Prints medians
 over the steps, the median of the ratios of neighboring steps, and the ratio of rank 0's CPU time, which other programs
@@ -12,6 +13,10 @@ one of the loops only. CPU, gloo, one thread for each process, one micro-batch o
 `--repetition N`: N pairs of epochs of 100 steps on one process, with and without the repetition that begins with the
 first step of a process, in turn. Prints the median of what they cost, and the quartiles, for 1 and 4 micro-batches a
 step.
+
+`--idle N`: steps of 7 micro-batches on 3 processes, two of which repeat a micro-batch, with the comparison of its
+gradients and without it, in turn. Prints the ratio of rank 0's CPU time over N blocks of steps, each with one exchange
+of sums: the median and the quartiles.
 """
 
 from __future__ import annotations
@@ -37,11 +42,23 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import samebits
 from samebits.cluster.address import ReservedPort
 from samebits.data.order import Step
+from samebits.own_loop import idle
 from samebits.own_loop.habits import RepeatCheck
 
 MICRO_BATCH = 16
 MODELS = {"cnn": (1, 28), "resnet18-64": (3, 64)}  # channels, pixels
 FORMS = ("usual", "exact")
+IDLE_FORMS = ("unchecked", "checked")
+IDLE_PROCS, IDLE_MICRO_BATCHES = 3, 7
+
+
+class NoCheck:
+    """Stands for `idle.IdleSlots`, and compares nothing."""
+
+    def begin(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    take = end_step = begin
 
 
 class NoRepetition(RepeatCheck):
@@ -71,10 +88,13 @@ def steps(name: str, form: str) -> Iterator[None]:
     loader: Any = DataLoader(data, batch_size=MICRO_BATCH, sampler=DistributedSampler(data))
     model = network(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    if form == "exact":
+    if form != "usual":
+        num_micro_batches = dist.get_world_size() if form == "exact" else IDLE_MICRO_BATCHES
         model, optimizer, loader = samebits.exact(
-            model, optimizer, loader, global_batch=MICRO_BATCH * dist.get_world_size()
+            model, optimizer, loader, global_batch=MICRO_BATCH * num_micro_batches
         )
+        if form == "unchecked":
+            loader.loop._idle = NoCheck()
     else:
         model = DistributedDataParallel(model)
     while True:
@@ -82,7 +102,9 @@ def steps(name: str, form: str) -> Iterator[None]:
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
-            if form == "exact":
+            if form != "usual":
+                if not loader.sync_gradients:
+                    continue
                 loader.loop.look()  # it ends after a number of steps, which here are bodies
                 loader.loop._guard.micro_batch = None  # the other form's optimizer acts between two bodies
             yield
@@ -155,13 +177,33 @@ def measure(procs: int, name: str, forms: tuple[str, ...], num_steps: int) -> tu
     return answers.get()
 
 
+def cost_of_idle_check(name: str, num_blocks: int) -> list[float]:
+    """Return the ratio of the CPU time with the comparison to that without it, of each block of steps."""
+    seconds, _ = measure(IDLE_PROCS, name, IDLE_FORMS, num_blocks * idle.NUM_STEPS)
+    sums = [
+        [sum(seconds[f"{form} cpu"][first : first + idle.NUM_STEPS]) for form in IDLE_FORMS]
+        for first in range(0, num_blocks * idle.NUM_STEPS, idle.NUM_STEPS)
+    ]
+    return [checked / unchecked for unchecked, checked in sums]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--procs", type=int, default=2)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--repetition", type=int, default=0, metavar="PAIRS")
+    parser.add_argument("--idle", type=int, default=0, metavar="BLOCKS")
     arguments = parser.parse_args()
+    for name in arguments.models if arguments.idle else ():
+        low, median, high = statistics.quantiles(cost_of_idle_check(name, arguments.idle), n=4)
+        print(
+            f"{name}, {IDLE_PROCS} processes, {IDLE_MICRO_BATCHES} micro-batches a step: with the comparison of idle "
+            f"ranks {median:.4f} of the CPU time without it ({low:.4f} to {high:.4f})",
+            flush=True,
+        )
+    if arguments.idle:
+        return
     for name in arguments.models if arguments.repetition else ():
         for num in (1, 4):
             costs = repetition(name, num, arguments.repetition)
