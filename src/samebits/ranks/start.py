@@ -44,19 +44,17 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="samebits launch", add_help=False, allow_abbrev=False)
-    for name in ("--as", "--nnodes", "--max-restarts", "--seed", "--master-port", "--node-rank"):
-        parser.add_argument(name, name.replace("-", "_").replace("__", "--"), type=int)
-    for name in (
-        "--nproc-per-node",
-        "--ranks",
-        "--rdzv-endpoint",
-        "--rdzv-id",
-        "--rdzv-backend",
-        "--master-addr",
-    ):
-        parser.add_argument(name, name.replace("-", "_").replace("__", "--"))
-    for name in ("--log-dir", "--local-ranks-filter"):
-        parser.add_argument(name, name.replace("-", "_").replace("__", "--"), default="")
+    numbers = (
+        "--as", "--nnodes", "--max-restarts", "--seed", "--master-port", "--node-rank",
+    )  # fmt: skip
+    texts = (
+        "--nproc-per-node", "--ranks", "--rdzv-endpoint", "--rdzv-id", "--rdzv-backend", "--master-addr", "--log-dir",
+        "--local-ranks-filter",
+    )  # fmt: skip
+    for name in (*numbers, *texts):
+        other = name.replace("-", "_").replace("__", "--")
+        parser.add_argument(name, other, type=int if name in numbers else str)
+    parser.set_defaults(log_dir="", local_ranks_filter="")
     parser.add_argument("-t", "--tee", default="")
     for names in (
         ("-m", "--module"),
@@ -85,7 +83,7 @@ def start(arguments: Sequence[str], report: Callable[[str], None]) -> int:
     nnodes = given.nnodes or (len(given.ranks.split(",")) if given.ranks else 1)
     shares = _shares(given, nnodes)
     here = shares[given.node_rank or 0]
-    if (given.seed is not None and given.seed < 0) or (given.max_restarts or 0) < 0:
+    if (given.seed or 0) < 0 or (given.max_restarts or 0) < 0:
         raise ConfigError("--seed or --max-restarts is less than 0", fix="Give 0 or more.")
     text = ""
     if not given.module:
@@ -137,22 +135,17 @@ def _run(
 
 def start_line(num_ranks: int, here: int, gpus: Sequence[str], nnodes: int = 1) -> str:
     """Describe how ranks run, and what that costs."""
-    where = f"{num_cores()} cores"
-    num_places = num_cores()
-    if gpus:
-        where = f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"
-        num_places = len(gpus)
-    ranks = f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
+    places, kind = (len(gpus), "GPU") if gpus else (num_cores(), "core")
+    where = f"{places} {kind}{'s' * (places > 1)}"
+    ranks = f"{num_ranks} rank{'s' * (num_ranks > 1)}"
+    processes = f"{num_ranks} process{'es' * (num_ranks > 1)}"
     if nnodes > 1:
-        return f"{ranks} on {nnodes} machines, {here} of them on {where} here, as torchrun with {num_ranks} processes"
-    times = f"{here / num_places:.1f}".removesuffix(".0")
-    kind = "GPUs" if gpus else "cores"
-    slower = (
-        f"; a step takes about {times} times as long as with {here} {kind}"
-        if here > num_places
-        else ""
-    )
-    return f"{ranks} on {where}, as torchrun with {num_ranks} process{'es' if num_ranks > 1 else ''}{slower}"
+        return f"{ranks} on {nnodes} machines, {here} of them on {where} here, as torchrun with {processes}"
+    slower = ""
+    if here > places:
+        times = f"{here / places:.1f}".removesuffix(".0")
+        slower = f"; a step takes about {times} times as long as with {here} {kind}s"
+    return f"{ranks} on {where}, as torchrun with {processes}{slower}"
 
 
 def _shares(given: argparse.Namespace, nnodes: int) -> list[int]:

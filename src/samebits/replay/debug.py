@@ -169,9 +169,9 @@ class Session:
     ) -> None:
         side = self._side
         log = side.recorded.log
-        compared = [each for each in records if log.get(each.step) is not None]
-        found = (compare_step(log.get(each.step), each) for each in compared)
-        difference = next((each for each in found if each is not None), None)
+        num_known = sum(log.get(each.step) is not None for each in records)
+        found = (compare_step(log.get(each.step), each) for each in records)
+        difference = next(filter(None, found), None)
         origin = f"the state before step {begun:,}" if begun else "the initial weights"
         span = f"{begun:,}-{self._number:,}" if begun < self._number else f"{begun:,}"
         if difference is not None:
@@ -179,12 +179,11 @@ class Session:
                 f"step {difference.step:,} DIFFERS from the record: {difference.name} recorded "
                 f"{difference.recorded}, replayed {difference.replayed}"
             )
-        elif len(compared) == len(records):
+        elif num_known == len(records):
             text = f"steps {span} equal the record, bit for bit"
         else:
-            missing = records[len(compared)].step if compared else begun
-            text = f"the record has no step {missing:,}"
-            text += "; those before it are equal, bit for bit" if compared else ""
+            text = f"the record has no step {begun + num_known:,}"
+            text += "; those before it are equal, bit for bit" * bool(num_known)
         now = records[-1]
         self._say(f"replay     {text}; from {origin}, on 1 process")
         names = ", ".join(batch.names[:_SHOWN]) + (" …" if len(batch) > _SHOWN else "")
@@ -260,7 +259,9 @@ def find_step(side: ReplayedRun, step: int | None, when: str, sample: int | None
         for number in range(max(first, log.first_step), log.stop):
             record = log.get(number)
             assert record is not None
-            if evaluated(when, _names_of(record)):
+            is_finite = record.outcome == APPLIED and math.isfinite(record.loss + record.norm)
+            values = {name: getattr(record, name) for name in ("step", "loss", "norm", "lr")}
+            if evaluated(when, {**values, "nonfinite": not is_finite}):
                 return number
         if "nonfinite" in when and log.stop < side.job.num_steps:
             return log.stop  # a run that has stopped at it has not recorded it
@@ -276,12 +277,6 @@ def find_step(side: ReplayedRun, step: int | None, when: str, sample: int | None
             fix="Give the index of a training sample.",
         )
     return first
-
-
-def _names_of(record: StepRecord) -> dict[str, Any]:
-    is_finite = record.outcome == APPLIED and math.isfinite(record.loss + record.norm)
-    return {"step": record.step, "loss": record.loss, "norm": record.norm, "lr": record.lr,
-            "nonfinite": not is_finite}  # fmt: skip
 
 
 def evaluated(expression: str, names: Mapping[str, Any]) -> Any:
