@@ -15,7 +15,7 @@ from samebits.replay.check_script import ScriptOutcome, _compare
 from samebits.replay.trace import MicroTrace, StepTrace, Trace
 from tests.runs import ROOT, TINY, samebits
 
-AGAIN, TWO, _ = check_script._OTHERS
+FIRST, AGAIN, TWO, _ = check_script._WORLDS
 SCRIPT = """
 import random
 import torch
@@ -58,7 +58,7 @@ def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     """Runs the command with the first world and some of the others, each of which is a torchrun that imports torch."""
 
     def check_in(worlds: tuple[Any, ...], script: Path, code: int) -> Any:
-        monkeypatch.setattr(check_script, "_OTHERS", worlds)
+        monkeypatch.setattr(check_script, "_WORLDS", (FIRST, *worlds))
         # The command sets both for its process, which here is that of the tests.
         monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
         monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -137,7 +137,7 @@ def test_a_script_that_fails_is_reported_with_its_last_lines(tmp_path: Path) -> 
     script = tmp_path / "train.py"
     script.write_text(GROUP + "import samebits\nif False:\n    samebits.exact()\nraise SystemExit('no data here')\n")
     done = samebits("check", script, cwd=tmp_path, code=2)
-    assert "failed, or made no exact step, on 1 process (exit code 1)" in done.stderr
+    assert "on 1 process failed, or made no exact step (exit code 1)" in done.stderr
     assert "no data here" in done.stderr
 
 

@@ -7,11 +7,10 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from samebits import version
 from samebits.cli.options import (
@@ -31,18 +30,13 @@ from samebits.cli.options import (
 from samebits.errors import ConfigError
 from samebits.process_range import MAX_PROCS
 
-if TYPE_CHECKING:
-    from samebits.config.schema import RunConfig
-    from samebits.replay.verify import Verdict
-
-
 # `samebits check`: is my own recipe exact?
 
 
 RecipeOrScript = Annotated[str, argument("SOURCE", "A recipe, or a script.")]
 Ranks = Annotated[
     int | None,
-    option("N", "For a script of samebits launch: check it as N ranks.", "--as"),
+    option("N", "Run an unmodified script as N ranks: launch --as N.", "--as", min=1),
 ]
 NOT_EXACT = 1  # the exit code
 
@@ -63,60 +57,41 @@ def check(
     """
     from samebits.launch import forkserver
     from samebits.own_loop.text import is_script
+    from samebits.recipes.catalog import find
+    from samebits.report.console import Console
+    from samebits.report.format import clock
 
     _write_nothing()
-    if ranks is not None:
-        from samebits.ranks.check import check_ranks
-
-        what = f"{source} as {ranks} ranks, placed in several ways, 6 steps each"
-        return _report(
-            lambda show: check_ranks(source, overrides or [], ranks, show), what, as_json
-        )
-    if is_script(source):
-        from samebits.replay.check_script import check_script
-
-        what = f"{source} on 1, 2 and 3 processes, 6 steps each"
-        return _report(lambda show: check_script(source, overrides or [], show), what, as_json)
     given = list(overrides or [])
-    config = _load(source, given)
-    forkserver.prepare([*forkserver.PRELOAD, "samebits.replay.probe"], config.num_threads)
-    from samebits.replay import check as recipe_check
+    with closing(Console(sys.stderr if as_json else sys.stdout, strict=True)) as console:
+        if ranks is not None or is_script(source):
+            from samebits.replay.check_script import check_script
 
-    what = "1, 2 and 3 processes, 0 and 2 workers, a resume, 6 steps each"
-    return _report(lambda show: recipe_check.check(source, given, config, show), what, as_json)
+            where = "on 1, 2 and 3 processes" if ranks is None else f"as {ranks} ranks"
+            what = f"{source} {where}, 6 steps each"
+            report = check_script(source, given, console.share_done, ranks)
+        else:
+            config = find(source).load(given).config
+            config.check_inputs()
+            forkserver.prepare([*forkserver.PRELOAD, "samebits.replay.probe"], config.num_threads)
+            from samebits.replay import check as recipe_check
+
+            what = "1, 2 and 3 processes, 0 and 2 workers, a resume, 6 steps each"
+            report = recipe_check.check(source, given, config, console.share_done)
+        if as_json:
+            print(json.dumps(report.to_json()))
+        else:
+            from samebits.replay.judge import table
+
+            console.say(f"check    {what}  {clock(report.seconds)}")
+            console.draw(table(report.passed, report.findings))
+    return NOT_EXACT if report.findings else 0
 
 
 def _write_nothing() -> None:
     """Let no process write a __pycache__ beside the source: neither this one, nor those that it starts."""
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-
-
-def _load(source: str, given: list[str]) -> RunConfig:
-    """Load the settings of a recipe whose steps other processes will run."""
-    from samebits.recipes.catalog import find
-
-    config = find(source).load(given).config
-    config.check_inputs()
-    return config
-
-
-def _report(
-    check: Callable[[Callable[[str, int, int], None]], Any], what: str, as_json: bool
-) -> int:
-    """Check, and print the report."""
-    from samebits.replay.judge import table
-    from samebits.report.console import Console
-    from samebits.report.format import clock
-
-    with closing(Console(sys.stderr if as_json else sys.stdout, strict=True)) as console:
-        report = check(console.share_done)
-    if as_json:
-        print(json.dumps(report.to_json()))
-    else:
-        console.say(f"check    {what}  {clock(report.seconds)}")
-        console.draw(table(report.passed, report.findings))
-    return NOT_EXACT if report.findings else 0
 
 
 # `samebits gate`: did this change alter the training?
@@ -145,30 +120,28 @@ def gate(
     update: Update = False,
     within: Within = None,
     file: GateFile = None,
+    ranks: Ranks = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
     """Find out whether a change of the code has changed the training.
 
     The first call trains some steps on one process, and writes a small file to commit. Later calls train them again,
-    and name the first step, module and operation that differ. What follows a script are its arguments.
+    and name the first step, module and operation that differ. What follows a script are its arguments. With --as N, an
+    unmodified script trains as N ranks.
 
     Exit code 0: same bits; 1: they differ; 2: they cannot be compared here.
     """
-    from samebits.own_loop.text import is_script
     from samebits.replay.gate import GateSource, default_file, lines
     from samebits.replay.gate import gate as run_gate
     from samebits.report.console import Console
     from samebits.report.format import clock
 
     _write_nothing()
-    is_loop = is_script(source)
-    if not is_loop:
-        _load(source, overrides or [])
     began = time.monotonic()
     with closing(Console(sys.stderr, strict=True)) as console:
         found = run_gate(
-            GateSource(source, list(overrides or []), is_loop),
+            GateSource(source, list(overrides or []), ranks),
             file or default_file(source),
             steps,
             is_update=update,
@@ -233,10 +206,13 @@ def verify(
     Compares samples, loss, gradient norm and weights, bit for bit, and the signature of a published model. Exit code 0:
     verified; 1: something differs.
     """
-    choices = {"--sample": sample is not None, "--steps": steps is not None, "--all": every}
-    given = [
-        name for name, is_given in {**choices, "--from-scratch": from_scratch}.items() if is_given
-    ]
+    choices = {
+        "--sample": sample is not None,
+        "--steps": steps is not None,
+        "--all": every,
+        "--from-scratch": from_scratch,
+    }
+    given = [name for name, is_given in choices.items() if is_given]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} were given together", fix="Give one of them.")
     share = 1.0 if every or from_scratch else _share("5%" if sample is None else sample)
@@ -246,7 +222,7 @@ def verify(
     if code is not None:
         _run_with(code)
     from samebits.inference.hub import as_run
-    from samebits.replay.verify import Request
+    from samebits.replay.verify import Request, lines
     from samebits.replay.verify import verify as verify_run
     from samebits.report.console import Console
 
@@ -261,17 +237,8 @@ def verify(
         any_signer=any_signer,
     )
     with as_run(run) as folder:
-        return _report_verdict(
-            verify_run(
-                replace(request, run=folder), Console(sys.stderr if as_json else sys.stdout)
-            ),
-            as_json,
-        )
-
-
-def _report_verdict(verdict: Verdict, as_json: bool) -> int:
-    from samebits.replay.verify import lines
-
+        console = Console(sys.stderr if as_json else sys.stdout)
+        verdict = verify_run(replace(request, run=folder), console)
     if as_json:
         print(verdict.to_json())
     else:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -32,8 +33,11 @@ from samebits.module.determinism import set_kernels
 from samebits.own_loop.ending import fault_at_end, leave_errors_to_launcher, named_error
 from samebits.ranks.devices import VISIBLE, Baton, deal, use_cpu_as_gpu, use_dealt_device
 from samebits.ranks.doors import Doors, Generators
-from samebits.ranks.trained import TrainedModules, write_trace
+from samebits.ranks.trained import TrainedModules
 from samebits.storage.weights import weights_sha256
+
+if TYPE_CHECKING:
+    from samebits.ranks.trial import RankTrial
 
 # Exit code of a rank whose script trains without a process group: the launcher starts it again as one rank.
 NO_GROUP = 98
@@ -56,7 +60,7 @@ class Script:
     gpus: Sequence[str] = ()
     folder: str = ""  #: A temporary folder of this machine's ranks.
     is_dry_run: bool = False  #: End after the first step, with a description of it.
-    trace: str = ""  #: FOLDER:STEPS, to compare the first steps; see `trained.write_trace`.
+    trace: str = ""  #: FOLDER:STEPS:PURPOSE, to compare the first steps; see `trial.RankTrial`.
     has_cpu_for_gpu: bool = False  #: The script sees a GPU for each rank, which is the CPU.
 
 
@@ -141,6 +145,12 @@ class _Rank:
         self._generators = generators
         self._pid = os.getpid()
         self._trained = TrainedModules(self._check_start, self._after_step)
+        self._trial: RankTrial | None = None
+        if script.trace:
+            from samebits.ranks import trial
+
+            device = torch.device("cuda" if script.gpus else "cpu")
+            self._trial = trial.RankTrial(script.trace, rank, num_ranks, device)
 
     def _check_start(self) -> None:
         """Check the script before its first step."""
@@ -172,10 +182,8 @@ class _Rank:
     def _after_step(self) -> None:
         if os.getpid() != self._pid:
             return
-        if self._script.trace and write_trace(
-            self._script.trace, self._rank, self._trained.num_steps, self._trained.state()
-        ):
-            raise _Ended(0)
+        if self._trial is not None:
+            self._trial.step()
         if self._script.is_dry_run:
             if self._rank == 0:
                 for line in self._describe():
@@ -188,14 +196,10 @@ class _Rank:
         size = getattr(loader, "batch_size", None)
         lines = []
         if loader is not None:
-            total = (
-                f", {size * self._num_ranks} samples a step over {self._num_ranks} ranks"
-                if size
-                else ""
-            )
-            lines.append(
-                f"batch size    {size or 'by its batch sampler'}{total and ' a rank'}{total}"
-            )
+            batch = "by its batch sampler"
+            if size:
+                batch = f"{size} a rank, {size * self._num_ranks} samples a step over {self._num_ranks} ranks"
+            lines.append(f"batch size    {batch}")
             kind = (
                 ""
                 if not isinstance(loader.sampler, DistributedSampler)

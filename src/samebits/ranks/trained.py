@@ -1,9 +1,7 @@
-"""What a script trains, as its optimizers show it: the modules, their weights at the end, and their checksums."""
+"""What a script trains, as its optimizers show it: the modules, and their weights at the end."""
 
 import gc
-import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -15,28 +13,6 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-
-from samebits.parallel.checksum import checksums
-
-# The first steps of a launched script, as each rank has them, for `samebits check SCRIPT --as N`.
-
-
-_STEPS: list[dict[str, int]] = []  # of this process
-
-
-def write_trace(trace: str, rank: int, step: int, state: dict[str, Tensor]) -> bool:
-    """Note the weights, of any shape, after a step; return whether it was the last one.
-
-    Args:
-        trace: FOLDER:STEPS.
-        step: How many steps were made.
-    """
-    folder, _, num_steps = trace.rpartition(":")
-    _STEPS.append(checksums(state))
-    if step < int(num_steps):
-        return False
-    Path(folder, f"rank-{rank}.json").write_text(json.dumps(_STEPS), encoding="utf-8")
-    return True
 
 
 class TrainedModules:

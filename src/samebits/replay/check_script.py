@@ -1,4 +1,4 @@
-"""`samebits check SCRIPT`: whether a script's own loop is exact, by running its first steps in several worlds."""
+"""`samebits check SCRIPT`: whether a script is exact, by running its first steps in several worlds."""
 
 import json
 import os
@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from samebits import scratch
+from samebits.cluster.address import ReservedPort
 from samebits.cluster.signals import end_group
 from samebits.errors import ConfigError
+from samebits.launch.subcommand import SAMEBITS
 from samebits.portable.mode import LIST_OPERATIONS
 from samebits.replay.check import Report
 from samebits.replay.compare import SAMPLES, first_difference, merge_ranks
@@ -51,11 +53,28 @@ class ScriptWorld:
     name: str
     procs: int
     hash_seed: str = "0"
+    #: Ranks of each launcher of `samebits launch`; none: torchrun starts a script that has an exact loop.
+    shares: tuple[int, ...] = ()
 
 
+def launched(num_ranks: int) -> tuple[ScriptWorld, ...]:
+    """Return the worlds of a script that `samebits launch --as N` starts, the ranks placed in several ways."""
+    half = num_ranks // 2
+    both = (num_ranks - half, half)
+    worlds = [
+        ScriptWorld("one launcher", num_ranks, shares=(num_ranks,)),
+        ScriptWorld(f"one launcher again{_OTHER_HASH}", num_ranks, "1", (num_ranks,)),
+    ]
+    if half:
+        name = f"two launchers, {both[0]} + {both[1]} ranks"
+        worlds.append(ScriptWorld(name, num_ranks, shares=both))
+    return tuple(worlds)
+
+
+_OTHER_HASH = ", with another PYTHONHASHSEED"
 FIRST = ScriptWorld("1 process", 1)
-_AGAIN = ScriptWorld("1 process again, with another PYTHONHASHSEED", 1, "1")
-_OTHERS = (_AGAIN, ScriptWorld("2 processes", 2), ScriptWorld("3 processes", 3))
+_AGAIN = ScriptWorld(f"1 process again{_OTHER_HASH}", 1, "1")
+_WORLDS = (FIRST, _AGAIN, ScriptWorld("2 processes", 2), ScriptWorld("3 processes", 3))
 
 
 @dataclass(frozen=True)
@@ -67,11 +86,6 @@ class ScriptOutcome:
     has_moved: bool = True  #: Whether a step has changed a parameter.
     operations: dict[str, Any] | None = None
 
-    @property
-    def first_step(self) -> int:
-        """The first step that it made."""
-        return min(map(int, self.trace.steps), default=0)
-
 
 _NOTHING = Finding(
     f"no parameter changed in {NUM_STEPS} steps",
@@ -82,36 +96,41 @@ _NOTHING = Finding(
 
 
 def check_script(
-    script: str, arguments: list[str], progress: Callable[[str, int, int], None]
+    script: str,
+    arguments: list[str],
+    progress: Callable[[str, int, int], None],
+    num_ranks: int | None = None,
 ) -> Report:
-    """Run the first steps of a script on 1, 2 and 3 processes, and twice on one, and compare them.
+    """Run the first steps of a script in several worlds, and compare them.
 
     Args:
         script: The script.
         progress: Called with (activity, done, total).
+        num_ranks: Ranks of an unmodified script: under one launcher, once more, and under two that share the ranks as
+            two machines would. None: 1, 2 and 3 processes, and twice one, of a script with an exact loop.
 
     Raises:
-        ConfigError: The script fails, or makes no exact step.
+        ConfigError: The script fails, or makes too few steps.
     """
     began = time.monotonic()
-    total = 1 + len(_OTHERS)
+    first, *others = _WORLDS if num_ranks is None else launched(num_ranks)
     command = [script, *arguments]
     with scratch.scratch_folder(Path(tempfile.gettempdir())) as folder:
-        progress(FIRST.name, 0, total)
-        reference = observe(command, FIRST, folder / "0")
+        progress(first.name, 0, 1 + len(others))
+        reference = observe(command, first, folder / "0")
         operations = reference.operations
         passed = [num_portable(operations)] if operations else []
         findings = not_portable(operations) if operations else []
-        if not reference.has_moved:
+        if not reference.has_moved and not first.shares:
             findings.append(_NOTHING)
-        for number, world in enumerate(() if findings else _OTHERS, start=1):
-            progress(world.name, number, total)
+        for number, world in enumerate(() if findings else others, start=1):
+            progress(world.name, number, 1 + len(others))
             finding = _compare(reference, observe(command, world, folder / str(number)), world)
             if finding is None:
                 passed.append(world.name)
             else:
                 findings.append(finding)
-                if world is _AGAIN:
+                if world is _AGAIN or world.shares:
                     break  # other worlds would differ for the same reason
     return Report(findings, passed, time.monotonic() - began)
 
@@ -135,45 +154,76 @@ def observe(
     """
     folder.mkdir()
     script = command[0]
+    reserved = ReservedPort()
+
+    def failure(what: str, fix: str, output: str = "") -> ConfigError:
+        cause = "" if world.shares else _own_ranks(script)
+        fix = _OWN_RANKS_FIX if cause else fix
+        what = f"{script} on {world.name} {what}"
+        return ConfigError(what, given=output or None, cause=cause or None, fix=fix)
+
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={world.procs}"]
     # Without -P, `python -m` would import a torch.py or samebits.py of the current folder, maybe a stranger's.
     python = [sys.executable, "-P", "-u", "-m"]
     observer = ["samebits.replay.script_trial", str(folder), str(num_steps), purpose]
     # One process too: a script may make its process group itself, from the launcher's variables.
-    started = [*python, *launcher, "--no-python", *python, *observer, *command]
+    started = [[*python, *launcher, "--no-python", *python, *observer, *command]]
+    if world.shares:
+        flags = [
+            "--trace",
+            f"{folder}:{num_steps}:{purpose}",
+            "--ranks",
+            ",".join(map(str, world.shares)),
+        ]
+        flags += ["--rdzv-endpoint", f"127.0.0.1:{reserved.renew()}", "--node-rank"]
+        nodes = range(len(world.shares))
+        started = [[*SAMEBITS, "launch", *flags, str(node), *command] for node in nodes]
     environ = {name: value for name, value in os.environ.items() if name not in _WORLD}
     environ |= {
         LIST_OPERATIONS: "1",
         "PYTHONHASHSEED": world.hash_seed,
         "OMP_NUM_THREADS": "1",
     }
-    process = subprocess.Popen(
-        # In a session of its own, so that `_end` can kill all that the script has started.
-        started, env=environ, encoding="utf-8", errors="replace", start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    if purpose == "gate":
+        environ["TORCHDYNAMO_DISABLE"] = "1"  # hooks would change what torch.compile generates
+    processes: list[subprocess.Popen[bytes]] = []
+    logs = [folder / f"launcher-{number}.log" for number in range(len(started))]
     try:
-        output, errors = process.communicate(timeout=TIMEOUT_S)
+        for arguments, path in zip(started, logs, strict=True):
+            with path.open("wb") as log:
+                process = subprocess.Popen(
+                    # In a session of its own, so that `_end` can kill all that the script has started.
+                    arguments, env=environ, start_new_session=True,
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                )  # fmt: skip
+            processes.append(process)
+        end = time.monotonic() + TIMEOUT_S
+        codes = [process.wait(max(0.0, end - time.monotonic())) for process in processes]
     except subprocess.TimeoutExpired:
-        raise ConfigError(
-            f"{script} made fewer than {num_steps} steps in {TIMEOUT_S:.0f} s on {world.name}",
-            cause=_own_ranks(script) or None,
-            fix=_OWN_RANKS_FIX if _own_ranks(script) else "Check it on a smaller dataset or model.",
+        raise failure(
+            f"made fewer than {num_steps} steps in {TIMEOUT_S:.0f} s",
+            "Check it on a smaller dataset or model.",
         ) from None
     finally:
-        _end(process)
+        for process in processes:
+            _end(process)
+        reserved.close()
     files = [folder / f"rank-{rank}.json" for rank in range(world.procs)]
     records = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
     traces = [Trace.from_plain(each.pop("trace")) for each in records]
-    if len(records) < len(files) or process.returncode or not traces[0].steps:
-        tail = "\n".join(_without_report((errors or output).strip().splitlines())[-TAIL_LINES:])
-        raise ConfigError(
-            f"{script} failed, or made no exact step, on {world.name} (exit code {process.returncode})",
-            given=tail or None,
-            cause=_own_ranks(script) or None,
-            fix=_OWN_RANKS_FIX
-            if _own_ranks(script)
-            else f"Run it without this command; it has to train {num_steps} steps by samebits.exact.",
+    # A script without a process group is launched again as one rank.
+    is_whole = len(records) == len(files) or (world.shares and len(records) == 1)
+    least = num_steps if world.shares and purpose == "check" else 1
+    if any(codes) or not is_whole or len(traces[0].steps) < least:
+        text = logs[0].read_text(encoding="utf-8", errors="replace")
+        tail = "\n".join(_without_report(text.strip().splitlines())[-TAIL_LINES:])
+        kind = "no step" if world.shares else "no exact step"
+        if least > 1:
+            kind = f"fewer than {least} steps"
+        raise failure(
+            f"failed, or made {kind} (exit code {codes[0]})",
+            f"Run it without this command; it has to train {num_steps} steps.",
+            tail,
         )
     return ScriptOutcome(merge_ranks(traces)[0], **records[0])
 
@@ -188,8 +238,8 @@ def _own_ranks(script: str) -> str:
     return "each process has its rank and address from the script's own options or init_method, which are equal for all"
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """End torchrun, and first its workers: each of them has a session of its own, which `killpg` does not reach."""
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a launcher, and first its workers: each of them has a session of its own, which `killpg` does not reach."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -214,9 +264,10 @@ def _compare(one: ScriptOutcome, other: ScriptOutcome, world: ScriptWorld) -> Fi
             "The script computes it from the number of processes, as scripts do that divide a batch size by it.",
             f"Give the same {name} at any number of processes; the DataLoader's batch_size counts as micro_batch.",
         )
-    if one.first_step != other.first_step:
+    first, second = (min(map(int, each.trace.steps), default=0) for each in (one, other))
+    if first != second:
         return Finding(
-            f"the script began with step {other.first_step} on {world.name}, and with step {one.first_step} before",
+            f"the script began with step {second} on {world.name}, and with step {first} before",
             "the script resumes from a checkpoint that an earlier start has saved",
             "Within the steps of a trial, the script saves a checkpoint, and its next start loads it.",
             "Give the command an argument of the script, after --, with which it neither saves nor loads.",
@@ -240,7 +291,14 @@ def _compare(one: ScriptOutcome, other: ScriptOutcome, world: ScriptWorld) -> Fi
 
 
 def _finding(what: str, world: ScriptWorld, *, is_data: bool) -> Finding:
-    if world is _AGAIN:
+    if world.shares:
+        kind = "the script depends on more than the number of ranks, the seed and itself"
+        cause = (
+            "It uses the time, process ids, host names, a generator of its own that it does not seed, or a file "
+            "that an earlier start has left."
+        )
+        fix = "Leave that out, or seed it."
+    elif world is _AGAIN:
         kind = "another source of randomness"
         cause = "Two runs on one process differ: something depends on time, on hashes, or has a generator of its own."
         fix = "Use the global generators of torch, numpy and random, which are seeded for each micro-batch."

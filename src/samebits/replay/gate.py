@@ -17,15 +17,18 @@ import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from samebits import scratch
 from samebits.errors import ConfigError
+from samebits.own_loop.text import is_script
 from samebits.plain_file import parse_json, read_plain
+from samebits.recipes.catalog import find
 from samebits.replay import compare
 from samebits.replay.check import in_interpreter
-from samebits.replay.check_script import FIRST, observe
+from samebits.replay.check_script import FIRST, launched, observe
 from samebits.replay.trace import Call, MicroTrace, StepTrace, Trace
 from samebits.storage.run_folder import check_target, write_atomically
 
@@ -36,6 +39,7 @@ _CHARS = 3  # of a short digest, in base64
 _SHOWN = 3  # operations of a module
 # What decides whether training is the same.
 _RESULT = (compare.LOSS, compare.GRADIENTS, compare.BUFFERS, compare.WEIGHTS, compare.OPTIMIZER)
+_VALUES = {"loss": "loss", "norm": "gradient norm", "lr": "learning rate"}
 _DATA = "(data)"
 _OPTIMIZER = "(optimizer)"
 
@@ -46,7 +50,8 @@ class GateSource:
 
     name: str  #: A recipe, or a script.
     given: list[str]  #: Settings of the recipe, or arguments of the script.
-    is_loop: bool  #: Whether it is a script with an exact loop, not a recipe.
+    #: Ranks of `samebits launch`; None: the file's, if there is one; or a recipe, or a script with an exact loop.
+    ranks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -108,16 +113,19 @@ def gate(
         ConfigError: The source cannot be trained, gives other bits each time, or the file cannot be compared.
     """
     before = _read(file) if file.exists() else None
+    if before is not None:
+        if not is_update:
+            _check_same_source(source, before, num_steps, file)
+        # What is not given stays as it was.
+        ranks = source.ranks or before.get("ranks")
+        source = GateSource(source.name, source.given or before["given"], ranks)
+        num_steps = num_steps or len(before["steps"])
+    num_steps = num_steps or NUM_STEPS
     if before is None or is_update:
         check_target(file, lambda _: True)
-        if before is not None:  # what is not given stays as it was
-            source = GateSource(source.name, source.given or before["given"], source.is_loop)
-            num_steps = num_steps or len(before["steps"])
-        return _write(source, file, num_steps or NUM_STEPS, show)
-    _check_same_source(source, before, num_steps, file)
-    source = GateSource(source.name, before["given"], source.is_loop)
+        return _write(source, file, num_steps, show)
     show("training", 0, 1)
-    trace = _trace(source, len(before["steps"]))
+    trace = _trace(source, num_steps)
     now = _summary(source, trace)
     found = (
         _first_difference(before, now, trace) if within is None else _beyond(before, now, within)
@@ -148,11 +156,13 @@ def _write(
 def _trace(source: GateSource, num_steps: int) -> Trace:
     """Train the first steps in a new process, and return their trace."""
     with scratch.scratch_folder(Path(tempfile.gettempdir())) as folder:
-        if source.is_loop:
+        if source.ranks is not None or is_script(source.name):
             command = [source.name, *source.given]
-            return observe(command, FIRST, folder / "0", num_steps, "gate").trace
+            world = FIRST if source.ranks is None else launched(source.ranks)[0]
+            return observe(command, world, folder / "0", num_steps, "gate").trace
         # compile: hooks would change what it generates.
         settings = [*source.given, "compile=false"]
+        find(source.name).load(settings).config.check_inputs()
         # The same for each call: otherwise the order of a set of texts would be another one.
         with in_interpreter(source.name, settings, folder / "answer", "0", num_steps) as wait:
             answer = wait()
@@ -173,6 +183,7 @@ def _summary(source: GateSource, trace: Trace) -> dict[str, Any]:
     return {
         "format": _FORMAT,
         "given": source.given,
+        **({} if source.ranks is None else {"ranks": source.ranks}),
         "environment": trace.environment,
         "modules": [[_title(call), call.parent] for call in first.calls],
         "operations": operations,
@@ -190,11 +201,12 @@ def _step(step: StepTrace) -> dict[str, Any]:
         compare.LOSS: [list(each.loss.values()) for each in micro_batches],
         **{stage: list(getattr(step, stage).values()) for stage in _RESULT[1:]},
     }
-    same_calls = zip(*(each.calls for each in micro_batches), strict=False)
+    # Passes of a step may have different calls, such as those of two networks.
+    same_calls = zip_longest(*(each.calls for each in micro_batches))
     forward = [
-        digests
+        [getattr(each, name, "") for each in calls]
         for calls in same_calls
-        for digests in ([each.inputs for each in calls], [each.output for each in calls])
+        for name in ("inputs", "output")
     ]
     return {
         "values": {name: repr(value) for name, value in step.values.items()},
@@ -342,7 +354,7 @@ def _in_step(
 
 def _values(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, str, str]:
     """Return the first value of a step that differs, by name, and both values."""
-    for name, title in (("loss", "loss"), ("norm", "gradient norm"), ("lr", "learning rate")):
+    for name, title in _VALUES.items():
         if one[name] != other[name]:
             return title, one[name], other[name]
     return "", "", ""
@@ -384,10 +396,10 @@ def _beyond(
         return one == other or math.isclose(float(one), float(other), rel_tol=within)
 
     for number, (one, other) in enumerate(zip(before["steps"], now["steps"], strict=False)):
-        for name, title in (("loss", "loss"), ("norm", "gradient norm")):
+        for name in ("loss", "norm"):
             values = one["values"][name], other["values"][name]
             if not is_close(*values):
-                return GateDifference(number, title, "", "", title, *values)
+                return GateDifference(number, _VALUES[name], "", "", _VALUES[name], *values)
     return _at_end(before, now, is_close)
 
 
@@ -398,6 +410,7 @@ def _check_same_source(
     for name, given, was in (
         ("steps", num_steps, counted),
         ("settings", source.given or None, before["given"]),
+        ("ranks", source.ranks, before.get("ranks")),
     ):
         if given not in (None, was):
             raise ConfigError(
@@ -425,14 +438,11 @@ def _other_environment(
 
 def lines(found: GateDifference) -> list[str]:
     """Return the lines that report a difference to the user."""
-    where = [] if found.step is None else [f"step {found.step:,}"]
-    where += [found.phase] + ([f"module {found.module}"] if found.module else [])
-    return [
-        f"differs    {', '.join(where)}",
-        *([f"           operation {found.operation}"] if found.operation else []),
-        *(
-            [f"           {found.what}: {found.before} before, {found.now} now"]
-            if found.before
-            else []
-        ),
-    ]
+    step = "" if found.step is None else f"step {found.step:,}"
+    module = f"module {found.module}" if found.module else ""
+    texts = [f"differs    {', '.join(filter(None, (step, found.phase, module)))}"]
+    if found.operation:
+        texts.append(f"           operation {found.operation}")
+    if found.before:
+        texts.append(f"           {found.what}: {found.before} before, {found.now} now")
+    return texts

@@ -13,7 +13,6 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,72 +37,87 @@ class ScriptTrial:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        num_steps: int,
-        world: World,
-        modules: Sequence[nn.Module],
-        optimizers: Sequence[Optimizer],
-        *,
-        is_traced: bool,
+        self, folder: Path, num_steps: int, rank: int, device: torch.device, *, is_traced: bool
     ) -> None:
-        self._path = folder / f"rank-{world.rank}.json"
+        self._path = folder / f"rank-{rank}.json"
         self._num_steps = num_steps
         # Other modules of the script, by identity.
-        self._held: dict[int, tuple[str, dict[str, str]]] = {}
+        self._held: dict[int, dict[str, str]] = {}
         self.settings: dict[str, int] = {}
         self.is_over = self.has_moved = False
-        self._recorder = Recorder(modules, optimizers, detail=OPERATIONS if is_traced else STATE)
-        self._trace = Trace(
-            {"initial weights": digests(dict(self._recorder.model.named_parameters()))},
-            environment=describe_kernels(world.device, own_kernels()),
-        )
+        self._detail = OPERATIONS if is_traced else STATE
+        self._recorder = Recorder([])
+        self._trace = Trace(environment=describe_kernels(device, own_kernels()))
         self._step = 0
         if is_traced:
-            _observe_losses(self._recorder)
+            self._observe_losses()
         atexit.register(self._write)  # a script may make fewer steps
+
+    def watch(self, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> "ScriptTrial":
+        """Record these from now on; return the trial."""
+        self._recorder.remove()
+        self._recorder = Recorder(modules, optimizers, detail=self._detail)
+        return self
+
+    def begin(self, index: int, samples: dict[str, str]) -> None:
+        """Begin a micro-batch, with the digest of each of its samples."""
+        if not self._trace.start:
+            weights = dict(self._recorder.model.named_parameters())
+            self._trace.start = {"initial weights": digests(weights)}
+        self._recorder.start(index, samples)
 
     def batch(self, micro_batch: MicroBatch, inputs: Any) -> None:
         """Note a micro-batch of this rank."""
         self._step = micro_batch.step
         if micro_batch.weight > 0.0:
             samples = {",".join(map(str, micro_batch.indices.tolist())): digest(inputs)}
-            self._recorder.start(micro_batch.index, samples)
+            self.begin(micro_batch.index, samples)
         else:  # repeated: it counts on the rank that has it
             self._recorder.pause()
 
     def step(self, state: dict[str, Tensor]) -> None:
         """Note the state after a step, tensors of any shape by name, and end the script after the last step.
 
-        The weights of modules that the script holds beside those of the loop, such as a teacher or an average by hand,
-        are noted too.
+        The weights of modules that the script holds beside those that are trained, such as a teacher or an average by
+        hand, are noted too.
 
         Raises:
             SystemExit: The trial has all of its steps.
         """
-        known = {id(each) for each in self._recorder.model.modules()}
         # The garbage collector also knows the modules that the script did not give to `exact`.
         # By type: isinstance() would ask each object for its __class__, at which torch's deprecated names warn.
         found = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
-        others = [each for each in found if id(each) not in known]
-        inner = {id(each) for other in others for each in other.children()}
-        outer = {
-            id(each): (type(each).__name__, digests(each.state_dict()))
-            for each in others
-            if id(each) not in inner
-        }
+        inner = {id(each) for other in found for each in other.children()}
+        outer = {id(each): self._others(each) for each in found if id(each) not in inner}
         # Only those that change: a module that the script never uses may have weights from anywhere.
         changed = [held for number, held in outer.items() if self._held.get(number, held) != held]
         self._held = outer
         trace = self._recorder.step(self._recorder.values())
-        for kind, own in changed:
-            trace.weights |= {
-                f"{kind} that exact() was not given: {name}": own[name] for name in own
-            }
+        # By their values: the garbage collector has no order of its own.
+        for held in sorted(changed, key=lambda each: sorted(each.values())):
+            trace.weights |= held
         self._trace.steps[str(self._step)] = trace
+        self._step += 1
         if len(self._trace.steps) == self._num_steps:
             self.is_over = True
             raise SystemExit(0)
+
+    def _others(self, module: nn.Module) -> dict[str, str]:
+        """Return digests of a module's weights that are not trained: it may wrap what is."""
+        model = self._recorder.model
+        known = {id(each) for each in (*model.parameters(), *model.buffers())}
+        state = module.state_dict(keep_vars=True)
+        own = {name: value for name, value in state.items() if id(value) not in known}
+        return digests({f"{type(module).__name__} beside it: {name}": own[name] for name in own})
+
+    def _observe_losses(self) -> None:
+        plain = torch.autograd.backward
+
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            self._recorder.loss({"": tensors})
+            plain(tensors, *args, **kwargs)
+
+        torch.autograd.backward = backward  # Tensor.backward() calls it
 
     def _write(self) -> None:
         content = {
@@ -115,22 +129,18 @@ class ScriptTrial:
         self._path.write_text(json.dumps(content), encoding="utf-8")
 
 
-def _observe_losses(recorder: Recorder) -> None:
-    plain = torch.autograd.backward
-
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-        recorder.loss({"": tensors})
-        plain(tensors, *args, **kwargs)
-
-    torch.autograd.backward = backward  # Tensor.backward() calls it
-
-
 def main(arguments: list[str]) -> None:
     """Run a script in this process, under observation."""
     folder, num_steps, purpose, *command = arguments
-    session.observe = partial(
-        ScriptTrial, Path(folder), int(num_steps), is_traced=purpose == "gate"
-    )
+
+    def observe(
+        world: World, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]
+    ) -> ScriptTrial:
+        return ScriptTrial(
+            Path(folder), int(num_steps), world.rank, world.device, is_traced=purpose == "gate"
+        ).watch(modules, optimizers)
+
+    session.observe = observe
     # -P has put no folder there.
     sys.path.insert(0, os.path.dirname(os.path.abspath(command[0])))
     sys.argv = command
