@@ -5,6 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from samebits.cluster.address import (
+    ReservedPort as ReservedPort,
+)  # for the tools above, which import it here
 from samebits.cluster.env import ALONE, read_assignment
 from samebits.config.schema import RunConfig
 from samebits.errors import LaunchError

@@ -132,17 +132,22 @@ def gate(
 
     Exit code 0: same bits; 1: they differ; 2: they cannot be compared here.
     """
-    from samebits.replay.gate import GateSource, default_file, lines
+    from samebits.own_loop.text import is_script
+    from samebits.replay.gate import GateSource, default_file, lines, recorded_ranks
     from samebits.replay.gate import gate as run_gate
     from samebits.report.console import Console
     from samebits.report.format import clock
 
     _write_nothing()
+    file = file or default_file(source)
+    ranks = ranks or recorded_ranks(file)
+    if ranks is None and is_script(source):
+        ranks = 0
     began = time.monotonic()
     with closing(Console(sys.stderr, strict=True)) as console:
         found = run_gate(
-            GateSource(source, list(overrides or []), ranks),
-            file or default_file(source),
+            GateSource(source, overrides or [], ranks),
+            file,
             steps,
             is_update=update,
             within=within,

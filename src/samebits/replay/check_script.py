@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from samebits import scratch
-from samebits.cluster.address import ReservedPort
+from samebits.bench.processes import ReservedPort
 from samebits.cluster.signals import end_group
 from samebits.errors import ConfigError
-from samebits.launch.subcommand import SAMEBITS
 from samebits.portable.mode import LIST_OPERATIONS
 from samebits.replay.check import Report
 from samebits.replay.compare import SAMPLES, first_difference, merge_ranks
@@ -34,6 +33,7 @@ _OWN_RANKS_FIX = (
     "Call init_process_group() without init_method, rank and world_size: "
     "torchrun sets RANK and MASTER_ADDR."
 )
+_SMALLER = "Check it on a smaller dataset or model."
 # torchrun's own variables: this command may run inside of a world itself.
 _WORLD = (
     "RANK",
@@ -63,7 +63,7 @@ def launched(num_ranks: int) -> tuple[ScriptWorld, ...]:
     both = (num_ranks - half, half)
     worlds = [
         ScriptWorld("one launcher", num_ranks, shares=(num_ranks,)),
-        ScriptWorld(f"one launcher again{_OTHER_HASH}", num_ranks, "1", (num_ranks,)),
+        ScriptWorld("one launcher again", num_ranks, "1", (num_ranks,)),
     ]
     if half:
         name = f"two launchers, {both[0]} + {both[1]} ranks"
@@ -71,9 +71,8 @@ def launched(num_ranks: int) -> tuple[ScriptWorld, ...]:
     return tuple(worlds)
 
 
-_OTHER_HASH = ", with another PYTHONHASHSEED"
 FIRST = ScriptWorld("1 process", 1)
-_AGAIN = ScriptWorld(f"1 process again{_OTHER_HASH}", 1, "1")
+_AGAIN = ScriptWorld("1 process again, with another PYTHONHASHSEED", 1, "1")
 _WORLDS = (FIRST, _AGAIN, ScriptWorld("2 processes", 2), ScriptWorld("3 processes", 3))
 
 
@@ -170,22 +169,19 @@ def observe(
     started = [[*python, *launcher, "--no-python", *python, *observer, *command]]
     if world.shares:
         flags = [
-            "--trace",
-            f"{folder}:{num_steps}:{purpose}",
-            "--ranks",
-            ",".join(map(str, world.shares)),
-        ]
-        flags += ["--rdzv-endpoint", f"127.0.0.1:{reserved.renew()}", "--node-rank"]
-        nodes = range(len(world.shares))
-        started = [[*SAMEBITS, "launch", *flags, str(node), *command] for node in nodes]
+            "--trace", f"{folder}:{num_steps}:{purpose}", "--ranks", ",".join(map(str, world.shares)),
+            "--rdzv-endpoint", f"127.0.0.1:{reserved.renew()}", "--node-rank",
+        ]  # fmt: skip
+        nodes = map(str, range(len(world.shares)))
+        started = [[*python, "samebits", "launch", *flags, node, *command] for node in nodes]
     environ = {name: value for name, value in os.environ.items() if name not in _WORLD}
     environ |= {
         LIST_OPERATIONS: "1",
         "PYTHONHASHSEED": world.hash_seed,
         "OMP_NUM_THREADS": "1",
+        # Hooks would change what torch.compile generates.
+        "TORCHDYNAMO_DISABLE": str(int(purpose == "gate")),
     }
-    if purpose == "gate":
-        environ["TORCHDYNAMO_DISABLE"] = "1"  # hooks would change what torch.compile generates
     processes: list[subprocess.Popen[bytes]] = []
     logs = [folder / f"launcher-{number}.log" for number in range(len(started))]
     try:
@@ -200,10 +196,7 @@ def observe(
         end = time.monotonic() + TIMEOUT_S
         codes = [process.wait(max(0.0, end - time.monotonic())) for process in processes]
     except subprocess.TimeoutExpired:
-        raise failure(
-            f"made fewer than {num_steps} steps in {TIMEOUT_S:.0f} s",
-            "Check it on a smaller dataset or model.",
-        ) from None
+        raise failure(f"made fewer than {num_steps} steps in {TIMEOUT_S:.0f} s", _SMALLER) from None
     finally:
         for process in processes:
             _end(process)
@@ -217,14 +210,9 @@ def observe(
     if any(codes) or not is_whole or len(traces[0].steps) < least:
         text = logs[0].read_text(encoding="utf-8", errors="replace")
         tail = "\n".join(_without_report(text.strip().splitlines())[-TAIL_LINES:])
-        kind = "no step" if world.shares else "no exact step"
-        if least > 1:
-            kind = f"fewer than {least} steps"
-        raise failure(
-            f"failed, or made {kind} (exit code {codes[0]})",
-            f"Run it without this command; it has to train {num_steps} steps.",
-            tail,
-        )
+        kind = f"fewer than {least} steps" if world.shares else "no exact step"
+        fix = f"Run it without this command; it has to train {num_steps} steps."
+        raise failure(f"failed, or made {kind} (exit code {codes[0]})", fix, tail)
     return ScriptOutcome(merge_ranks(traces)[0], **records[0])
 
 

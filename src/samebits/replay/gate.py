@@ -16,14 +16,13 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from samebits import scratch
 from samebits.errors import ConfigError
-from samebits.own_loop.text import is_script
 from samebits.plain_file import parse_json, read_plain
 from samebits.recipes.catalog import find
 from samebits.replay import compare
@@ -50,8 +49,8 @@ class GateSource:
 
     name: str  #: A recipe, or a script.
     given: list[str]  #: Settings of the recipe, or arguments of the script.
-    #: Ranks of `samebits launch`; None: the file's, if there is one; or a recipe, or a script with an exact loop.
-    ranks: int | None = None
+    #: Ranks of a script of `samebits launch`; 0: it has an exact loop; None: it is a recipe.
+    ranks: int | None
 
 
 @dataclass(frozen=True)
@@ -91,6 +90,15 @@ def default_file(source: str) -> Path:
     )
 
 
+def recorded_ranks(file: Path) -> int | None:
+    """Return the ranks of the script that a file is of; None if there is no file, or it is of something else.
+
+    Raises:
+        ConfigError: It is not a file of this command.
+    """
+    return _read(file).get("ranks") if file.exists() else None
+
+
 def gate(
     source: GateSource,
     file: Path,
@@ -117,8 +125,7 @@ def gate(
         if not is_update:
             _check_same_source(source, before, num_steps, file)
         # What is not given stays as it was.
-        ranks = source.ranks or before.get("ranks")
-        source = GateSource(source.name, source.given or before["given"], ranks)
+        source = replace(source, given=source.given or before["given"])
         num_steps = num_steps or len(before["steps"])
     num_steps = num_steps or NUM_STEPS
     if before is None or is_update:
@@ -156,9 +163,9 @@ def _write(
 def _trace(source: GateSource, num_steps: int) -> Trace:
     """Train the first steps in a new process, and return their trace."""
     with scratch.scratch_folder(Path(tempfile.gettempdir())) as folder:
-        if source.ranks is not None or is_script(source.name):
+        if source.ranks is not None:
             command = [source.name, *source.given]
-            world = FIRST if source.ranks is None else launched(source.ranks)[0]
+            world = launched(source.ranks)[0] if source.ranks else FIRST
             return observe(command, world, folder / "0", num_steps, "gate").trace
         # compile: hooks would change what it generates.
         settings = [*source.given, "compile=false"]
@@ -183,7 +190,7 @@ def _summary(source: GateSource, trace: Trace) -> dict[str, Any]:
     return {
         "format": _FORMAT,
         "given": source.given,
-        **({} if source.ranks is None else {"ranks": source.ranks}),
+        **({"ranks": source.ranks} if source.ranks else {}),
         "environment": trace.environment,
         "modules": [[_title(call), call.parent] for call in first.calls],
         "operations": operations,
@@ -410,7 +417,7 @@ def _check_same_source(
     for name, given, was in (
         ("steps", num_steps, counted),
         ("settings", source.given or None, before["given"]),
-        ("ranks", source.ranks, before.get("ranks")),
+        ("ranks", source.ranks or None, before.get("ranks")),
     ):
         if given not in (None, was):
             raise ConfigError(
