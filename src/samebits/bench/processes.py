@@ -5,15 +5,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from samebits.cluster.address import (
-    ReservedPort as ReservedPort,
-)  # for the tools above, which import it here
+from samebits.cluster.address import ReservedPort
 from samebits.cluster.env import ALONE, read_assignment
 from samebits.config.schema import RunConfig
 from samebits.errors import LaunchError
 from samebits.launch import forkserver, start
 from samebits.launch.subcommand import raise_if_stopped
 from samebits.process_range import ProcessRange
+
+
+def reserve_port() -> ReservedPort:
+    """Return a port of this machine for processes that start later, not yet reserved."""
+    return ReservedPort()
 
 
 def ask(

@@ -149,8 +149,9 @@ class _Rank:
         if script.trace:
             from samebits.ranks import trial
 
-            device = torch.device("cuda" if script.gpus else "cpu")
-            self._trial = trial.RankTrial(script.trace, rank, num_ranks, device)
+            self._trial = trial.RankTrial(
+                script.trace, rank, num_ranks, torch.device("cuda" if script.gpus else "cpu")
+            )
 
     def _check_start(self) -> None:
         """Check the script before its first step."""

@@ -31,8 +31,9 @@ class RankTrial:
 
     def __init__(self, trace: str, rank: int, num_ranks: int, device: torch.device) -> None:
         folder, num_steps, purpose = trace.rsplit(":", 2)
-        is_traced = purpose == "gate"
-        self._trial = ScriptTrial(Path(folder), int(num_steps), rank, device, is_traced=is_traced)
+        self._trial = ScriptTrial(
+            Path(folder), int(num_steps), rank, device, is_traced=purpose == "gate"
+        )
         self._rank = self._index = rank
         self._num_ranks = num_ranks
         self._samples: dict[str, str] = {}

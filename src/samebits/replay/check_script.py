@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits import scratch
-from samebits.bench.processes import ReservedPort
+from samebits.bench.processes import reserve_port
 from samebits.cluster.signals import end_group
 from samebits.errors import ConfigError
 from samebits.portable.mode import LIST_OPERATIONS
@@ -66,8 +66,9 @@ def launched(num_ranks: int) -> tuple[ScriptWorld, ...]:
         ScriptWorld("one launcher again", num_ranks, "1", (num_ranks,)),
     ]
     if half:
-        name = f"two launchers, {both[0]} + {both[1]} ranks"
-        worlds.append(ScriptWorld(name, num_ranks, shares=both))
+        worlds.append(
+            ScriptWorld(f"two launchers, {both[0]} + {both[1]} ranks", num_ranks, shares=both)
+        )
     return tuple(worlds)
 
 
@@ -153,7 +154,7 @@ def observe(
     """
     folder.mkdir()
     script = command[0]
-    reserved = ReservedPort()
+    reserved = reserve_port()
 
     def failure(what: str, fix: str, output: str = "") -> ConfigError:
         cause = "" if world.shares else _own_ranks(script)
