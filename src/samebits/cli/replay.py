@@ -62,7 +62,7 @@ def check(
     from samebits.report.format import clock
 
     _write_nothing()
-    given = list(overrides or [])
+    given = overrides or []
     with closing(Console(sys.stderr if as_json else sys.stdout, strict=True)) as console:
         if ranks is not None or is_script(source):
             from samebits.replay.check_script import check_script
@@ -141,7 +141,7 @@ def gate(
     _write_nothing()
     file = file or default_file(source)
     ranks = ranks or recorded_ranks(file)
-    if ranks is None and is_script(source):
+    if not ranks and is_script(source):
         ranks = 0
     began = time.monotonic()
     with closing(Console(sys.stderr, strict=True)) as console:
@@ -242,8 +242,9 @@ def verify(
         any_signer=any_signer,
     )
     with as_run(run) as folder:
-        console = Console(sys.stderr if as_json else sys.stdout)
-        verdict = verify_run(replace(request, run=folder), console)
+        verdict = verify_run(
+            replace(request, run=folder), Console(sys.stderr if as_json else sys.stdout)
+        )
     if as_json:
         print(verdict.to_json())
     else:

@@ -47,7 +47,7 @@ class RankTrial:
             self._optimizers.append(optimizer)
             # Before the first step: calls of the modules are seen from the first one on.
             every = [module for each in self._optimizers for module in modules_of(each)]
-            self._trial.watch([*dict.fromkeys(every)], self._optimizers)
+            self._trial.watch(every, self._optimizers)
             self._is_open = False
 
         @replaces(torch.autograd, "backward")

@@ -25,7 +25,7 @@ from samebits.replay.judge import Finding, not_portable, num_portable
 from samebits.replay.trace import Trace
 
 NUM_STEPS = 6
-TIMEOUT_S = 300.0
+TIMEOUT_S = 300
 END_TIMEOUT_S = 40.0  # torchrun kills a worker 30 s after its SIGTERM
 TAIL_LINES = 12  # of a failing script's output
 TORCHRUN_LOG = "torch/distributed/elastic/"  # in each line that torchrun logs
@@ -197,7 +197,7 @@ def observe(
         end = time.monotonic() + TIMEOUT_S
         codes = [process.wait(max(0.0, end - time.monotonic())) for process in processes]
     except subprocess.TimeoutExpired:
-        raise failure(f"made fewer than {num_steps} steps in {TIMEOUT_S:.0f} s", _SMALLER) from None
+        raise failure(f"made fewer than {num_steps} steps in {TIMEOUT_S} s", _SMALLER) from None
     finally:
         for process in processes:
             _end(process)

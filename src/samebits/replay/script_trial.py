@@ -106,9 +106,11 @@ class ScriptTrial:
         """Return digests of a module's weights that are not trained: it may wrap what is."""
         model = self._recorder.model
         known = {id(each) for each in (*model.parameters(), *model.buffers())}
-        state = module.state_dict(keep_vars=True)
-        own = {name: value for name, value in state.items() if id(value) not in known}
-        return digests({f"{type(module).__name__} beside it: {name}": own[name] for name in own})
+        state = module.state_dict(keep_vars=True).items()
+        kind = type(module).__name__
+        return digests(
+            {f"{kind} beside it: {name}": value for name, value in state if id(value) not in known}
+        )
 
     def _observe_losses(self) -> None:
         plain = torch.autograd.backward
