@@ -28,13 +28,13 @@ help:  ## list the targets
 digits: .venv/.installed  ## train the digits recipe on 2 processes, in under a minute after set-up
 	@$(PY) -m samebits train digits --procs $(PROCS)
 
-test: .venv/.installed-dev  ## run at least one test of each promise and part: about 6 minutes on 2 cores
+test: .venv/.installed-dev  ## run at least one test of each promise and part: about 10 minutes on 2 cores
 	@$(PYTEST) -m "not full and not lab and not check" $(PYTEST_ARGS)
 
 test-full: .venv/.installed-dev  ## run the tests that `make test` leaves out
 	@$(PYTEST) -m "full and not lab" $(PYTEST_ARGS)
 
-test-all: .venv/.installed-dev  ## run all tests: about half an hour on 2 cores
+test-all: .venv/.installed-dev  ## run all tests: about 40 minutes on 2 cores
 	@$(PYTEST) -m "not lab and not check" $(PYTEST_ARGS)
 
 test-cluster: .venv/.installed-lab  ## test with a real Slurm, MPI, ssh, and hosts with separate network links; needs Debian and root
