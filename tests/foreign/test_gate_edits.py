@@ -271,7 +271,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "edit",
     [
-        pytest.param(edit, id=f"{edit.form}: {edit.name}", marks=[] if edit.is_quick else pytest.mark.full)
+        pytest.param(
+            edit,
+            id=f"{edit.form}: {edit.name}",
+            # Each starts a framework; all of them take five minutes.
+            marks=[] if edit.is_quick else pytest.mark.full if edit.form == "exact" else pytest.mark.lab,
+        )
         for edit in EDITS
     ],
 )
