@@ -43,7 +43,7 @@ NUM_AUDITS, SHARE = 1000, 0.4
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--kinds", nargs="+", help="kinds of tampering; default: all")
+    parser.add_argument("--kinds", nargs="+", default=[""], help="beginnings of kinds of tampering; default: all")
     parser.add_argument("--honest", type=int, default=200, help="honest runs on the ranks of a pool")
     parser.add_argument("--commands", type=int, default=10, help="honest runs by the real commands")
     options = parser.parse_args()
@@ -54,7 +54,9 @@ def main() -> int:
         os.environ["XDG_CONFIG_HOME"] = str(folder / "config")
         prepare_process()
         if {"tampered", "audits"} & set(options.parts):
-            chosen = [each for each in tampers() if not options.kinds or each.kind in options.kinds]
+            chosen = [each for each in tampers() if each.kind.startswith(tuple(options.kinds))]
+            if not chosen:
+                parser.error(f"no kind of tampering begins with {' or '.join(options.kinds)}")
             is_good &= report_tampered(chosen, folder, rows, has_audits="audits" in options.parts)
         if "honest" in options.parts:
             is_good &= report_honest(options.honest, options.commands, folder, rows)
