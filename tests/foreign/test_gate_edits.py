@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from tests.unit.replay import edits
+
 NUM_STEPS = 4
 
 NET = """
@@ -45,23 +47,8 @@ class Pictures(Dataset):
         return picture, self.labels[index]
 
 
-class Net(nn.Module):
-    def __init__(self, width=6):
-        super().__init__()
-        self.stem = nn.Conv2d(1, width, 3, padding=1)
-        self.norm = nn.BatchNorm2d(width)
-        self.blocks = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(2))
-        self.dropout = nn.Dropout(0.2)
-        self.head = nn.Linear(9 * width, 3)
-
-    def forward(self, x):
-        x = F.relu(self.norm(self.stem(x)))
-        for block in self.blocks:
-            x = x + F.relu(block(x))
-        x = F.avg_pool2d(x, 2)
-        return self.head(self.dropout(x.flatten(1)))
-
 """
+NET += edits.NET + "\n"
 EXACT = f"""import samebits
 {NET}
 torch.manual_seed(0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -111,8 +109,19 @@ def _needs_two(model: nn.Module, input_shape: tuple[int, ...] | None) -> bool:
     if input_shape is None or not norms:
         return any(isinstance(module, nn.BatchNorm1d) for module in norms)
     try:
-        with seeded(0), _shapes_alone() as mode:
-            _copied_shapes(model, mode)(
+        # Portable arithmetic has no form for shapes alone: torch would end the process by SIGABRT at a convolution.
+        # A module can hold tensors that are neither parameters nor buffers, and stay real.
+        with (
+            seeded(0),
+            _disable_current_modes(),
+            FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        ):
+            # With these in the memo, deepcopy never touches a value.
+            shapes = {
+                id(tensor): mode.from_tensor(tensor)
+                for tensor in (*model.parameters(), *model.buffers())
+            }
+            copy.deepcopy(model, shapes)(
                 torch.empty(1, *input_shape, device=next(model.parameters()).device)
             )
     except ValueError as error:
@@ -120,19 +129,3 @@ def _needs_two(model: nn.Module, input_shape: tuple[int, ...] | None) -> bool:
     except Exception:  # a model that reads values can't be run on shapes alone
         return any(isinstance(module, nn.BatchNorm1d) for module in norms)
     return False
-
-
-@contextmanager
-def _shapes_alone() -> Iterator[FakeTensorMode]:
-    """Give tensors that are made inside shapes and types, and no values."""
-    # Portable arithmetic has no form for them: torch would end the process by SIGABRT at a convolution.
-    # A module can hold tensors that are neither parameters nor buffers, and stay real.
-    with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        yield mode
-
-
-def _copied_shapes(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """Copy a model with the shapes of its tensors and without their values."""
-    # With these in the memo, deepcopy never touches a value.
-    tensors = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(tensor): mode.from_tensor(tensor) for tensor in tensors})

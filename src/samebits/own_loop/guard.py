@@ -273,6 +273,6 @@ def variable_of(module: nn.Module) -> str:
         if is_user(frame.f_code.co_filename):
             for name, value in {**frame.f_globals, **frame.f_locals}.items():
                 # not isinstance(): it may run code of the value
-                if issubclass(type(value), nn.Module) and module in set(value.modules()):
+                if issubclass(type(value), nn.Module) and module in value.modules():
                     return name
     return type(module).__name__

@@ -33,7 +33,6 @@ _OWN_RANKS_FIX = (
     "Call init_process_group() without init_method, rank and world_size: "
     "torchrun sets RANK and MASTER_ADDR."
 )
-_SMALLER = "Check it on a smaller dataset or model."
 # torchrun's own variables: this command may run inside of a world itself.
 _WORLD = (
     "RANK",
@@ -197,7 +196,8 @@ def observe(
         end = time.monotonic() + TIMEOUT_S
         codes = [process.wait(max(0.0, end - time.monotonic())) for process in processes]
     except subprocess.TimeoutExpired:
-        raise failure(f"made fewer than {num_steps} steps in {TIMEOUT_S} s", _SMALLER) from None
+        fix = "Check it on a smaller dataset or model."
+        raise failure(f"made fewer than {num_steps} steps in {TIMEOUT_S} s", fix) from None
     finally:
         for process in processes:
             _end(process)

@@ -34,8 +34,9 @@ class Pictures:
         return Batch(self.pictures[places] + 0.1 * brightness, self.labels[places], places)
 
 
-class Net(nn.Module):
-    def __init__(self, width):
+'''
+NET = """class Net(nn.Module):
+    def __init__(self, width=6):
         super().__init__()
         self.stem = nn.Conv2d(1, width, 3, padding=1)
         self.norm = nn.BatchNorm2d(width)
@@ -49,7 +50,10 @@ class Net(nn.Module):
             x = x + F.relu(block(x))
         x = F.avg_pool2d(x, 2)
         return self.head(self.dropout(x.flatten(1)))
-
+"""
+RECIPE += (
+    NET
+    + """
 
 def loss(outputs, batch):
     return {"cross_entropy": F.cross_entropy(outputs, batch.targets), "size": 1e-3 * outputs.square().mean()}
@@ -65,7 +69,8 @@ def build(config):
         metric=lambda: Accuracy(3),
         describe={"data": "made up"},
     )
-'''
+"""
+)
 
 
 @dataclass(frozen=True)
