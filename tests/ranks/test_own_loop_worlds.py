@@ -127,9 +127,11 @@ def test_each_of_sixty_flipped_bits_names_its_rank(pool: RankPool) -> None:
         flipped(pool, choice, number % 3, choice.randrange(32))
 
 
-@pytest.mark.parametrize("num_steps", [100, pytest.param(2000, marks=pytest.mark.full)])
-def test_ranks_that_compute_right_are_never_named(pool: RankPool, num_steps: int) -> None:
-    assert pool.run(3, train_with_flips, num_steps, []) == ["", "", ""]
+# Several runs, because 2,000 steps in one take longer than ranks have for an answer, on a busy machine.
+@pytest.mark.parametrize("runs", [1, pytest.param(5, marks=pytest.mark.full), pytest.param(20, marks=pytest.mark.lab)])
+def test_ranks_that_compute_right_are_never_named(pool: RankPool, runs: int) -> None:
+    for _ in range(runs):
+        assert pool.run(3, train_with_flips, 100, []) == ["", "", ""]
 
 
 def test_a_rank_that_errs_again_and_again_is_named_by_all_steps(pool: RankPool) -> None:
