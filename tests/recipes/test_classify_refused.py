@@ -68,6 +68,17 @@ for parts in (
         slots=(("fix", f"Set data.{chosen}"), ("fix", "\nIf they are classes, set data.classes to their list.")),
         classes=parts if len(parts) > 1 else (),
     )
+# A test set without classes cannot be evaluated on, as in most competitions.
+for part, flat, setting in (
+    (["train"], ["test"], "root to one of these folders, such as {root}/train."),
+    (["train", "val"], ["test"], "train={root}/train data.eval={root}/val"),
+    (["test", "train"], ["val"], "train={root}/train data.eval={root}/test"),
+):
+    CASES[f"parts {part} beside {flat}"] = Refused(
+        "look like a split, not like classes",
+        [*(name for each in part for name in folders(f"{each}/a", f"{each}/b")), *folders(*flat)],
+        slots=(("fix", f"Set data.{setting}"),), classes=[*part, *flat],
+    )  # fmt: skip
 for parts in (("train", "test"), ("training", "validation"), ("fold1", "fold2")):
     CASES[f"parts in classes {parts}"] = Refused(
         r"each class folder in .* has a split of its own",

@@ -221,7 +221,10 @@ def check_classes(path: Path, names: Collection[str]) -> None:
 
 
 def _split_settings(root: Path, names: Sequence[str]) -> str:
-    """Return a fix with the settings that name the folders of a split."""
+    """Return a fix with the settings that name the folders of a split; not of a test set without classes."""
+    names = [
+        name for name in names if any(each.is_dir() for each in (root / name).iterdir())
+    ] or names
     known = {word: name for name in reversed(names) for word in _words(name)}
     classes = "\nIf they are classes, set data.classes to their list."
     train, validation = (
