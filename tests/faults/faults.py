@@ -131,7 +131,7 @@ def _processes() -> list[int]:
 def _mapped_by(pid: int) -> set[str]:
     """Names of the shared memory that a process has mapped; none if it is gone."""
     with contextlib.suppress(OSError):
-        # sem_open() of glibc makes sem.XXXXXX and renames it: a process that is killed in between leaves these 32 bytes.
+        # sem_open() of glibc makes sem.XXXXXX and renames it: a process killed in between leaves these 32 bytes.
         return set(re.findall(rf"{SHM}/(?!sem\.\w{{6}}\b)(\S+)", Path(f"/proc/{pid}/maps").read_text()))
     return set()
 

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 SCRIPTS = names("trainer")
+TOKENS = Path(__file__).with_name("trainer_tokens.py")
 
 
 def logs(text: str) -> list[dict[str, str]]:
@@ -52,6 +53,38 @@ def test_an_exact_trainer_script_has_one_hash_and_log_also_after_a_kill(name: st
         found, resumed = worlds.run(2, "--output_dir", output, "--resume_from_checkpoint", checkpoint)
         assert found == whole
         assert logs(resumed)[-2] == logs(text)[-2]
+
+
+# A step has 5 micro-batches, the last one of an epoch 2: 2 ranks and 3 repeat some, each with its own number of tokens.
+@pytest.mark.parametrize(
+    ("way", "worlds"),
+    [
+        ("all tokens count the same", (1, 3)),
+        pytest.param("the mean of a micro-batch", (1, 2, 3), marks=pytest.mark.full),
+        pytest.param("the step", (1, 2), marks=pytest.mark.full),
+        pytest.param("inputs that are taken apart", (1, 2), marks=pytest.mark.full),
+    ],
+)
+def test_tokens_have_one_weight_on_any_number_of_processes(tmp_path: Path, way: str, worlds: tuple[int, ...]) -> None:
+    with worlds_of(TOKENS, tmp_path) as started:
+        assert len({started.hash(size, way) for size in worlds}) == 1
+
+
+@pytest.mark.parametrize(
+    ("way", "size"),
+    [
+        ("a counter", 1),
+        pytest.param("a counter", 3, marks=pytest.mark.full),
+        pytest.param("a counter of the model", 2, marks=pytest.mark.full),
+        pytest.param("a value that is kept", 1, marks=pytest.mark.full),
+    ],
+)
+def test_what_a_loss_keeps_is_named(tmp_path: Path, way: str, size: int) -> None:
+    with worlds_of(TOKENS, tmp_path) as started:
+        ended = started.starter.run_files([TOKENS], size, way, alone=True)
+    assert set(ended.codes) == {1}, ended
+    assert "the first micro-batch of a step gives another gradient when it is repeated" in ended.texts[0]
+    assert "self.state.global_step" in ended.texts[0]
 
 
 @pytest.mark.lab

@@ -7,6 +7,7 @@ batches is set to this rank's micro-batches, so its steps are those of the exact
 """
 
 import contextlib
+import copy
 import functools
 import os
 from collections import deque
@@ -132,6 +133,8 @@ class ExactTrainerMixin(_Base):
     """
 
     accelerator: Any
+    _planned: Iterator[Step]
+    _step: Step
 
     def __init__(
         self, *args: Any, global_batch: int, hang_timeout_s: float | None = 300.0, **kwargs: Any
@@ -142,6 +145,7 @@ class ExactTrainerMixin(_Base):
         self._sampler: MicroBatchSampler | None = None
         self._fetched: deque[tuple[Step, MicroBatch]] = deque()
         self._micro_batch: MicroBatch | None = None
+        self._first_inputs: Any = None  # of a step whose first micro-batch is repeated
         self._losses = StepLosses()
         super().__init__(*args, **kwargs)
         # The first one, so that the user's callbacks see the epoch that it sets.
@@ -232,6 +236,10 @@ class ExactTrainerMixin(_Base):
         self._fetched.clear()
         return super().get_batch_samples(self._untagged(epoch_iterator), num_batches, device)
 
+    def _steps(self) -> Iterator[Step]:
+        while True:
+            yield self._fetched[0][0]
+
     def _untagged(self, tagged: Iterator[Any]) -> Iterator[Any]:
         assert self._sampler is not None
         for position, batch in tagged:
@@ -258,29 +266,47 @@ class ExactTrainerMixin(_Base):
             num_items_in_batch: Items, such as tokens, of the whole step; None if the loss is a mean over samples.
         """
         assert self._loop is not None
-        step, micro_batch = self._fetched.popleft()
+        step, micro_batch = self._fetched[0]
+        if micro_batch is step.micro_batches[0]:
+            self._step = self._loop.repeat.extended(next(self._planned))
+            is_more = len(self._step.micro_batches) > len(step.micro_batches)
+            self._first_inputs = copy.deepcopy(inputs) if is_more else None
+        self._fetched.popleft()
+        loss = self._run(model, inputs, micro_batch, num_items_in_batch)
+        if not self._fetched and self._first_inputs is not None:
+            # The repetition of the first one is not among those that the Trainer has fetched for the step.
+            again = self._step.micro_batches[-1]
+            self._run(model, self._first_inputs, again, num_items_in_batch)
         self._micro_batch = micro_batch
+        if self._loop.is_last:
+            self._loop.seed_update()  # for callbacks, such as on_pre_optimizer_step
+        return loss
+
+    def _run(
+        self, model: nn.Module, inputs: Any, micro_batch: MicroBatch, num_items_in_batch: Any
+    ) -> Tensor:
+        """`training_step` of a micro-batch of the current step, also of a repeated one."""
+        assert self._loop is not None
+        step = self._step
         self._loop.begin(step, micro_batch, inputs)
         self.current_gradient_accumulation_steps = 1
-        share = micro_batch.weight
+        share: Any = micro_batch.weight
         factor = None
         with self._without_world_size():
             # With the items of this micro-batch, the loss is a mean over them, also of models that ignore the number.
             if num_items_in_batch is not None and self.loss_is_scaled_for_ga is not False:
                 num_all = num_items_in_batch
                 num_items_in_batch = super()._get_num_items_in_batch([inputs], self.args.device)
-                if share > 0.0:
-                    share = num_items_in_batch.double() / num_all.double()
-                    # The loop multiplies by the share of the samples; this makes it the share of the items.
-                    own = num_items_in_batch * step.num_samples
-                    total = num_all * len(micro_batch)
-                    factor = own.double() / total.double()
+                share = num_items_in_batch.double() / num_all.double()
+                # The loop multiplies by the share of the samples; this makes it the share of the items. Of a repeated
+                # one too, whose gradient is compared with its owner's.
+                own = num_items_in_batch * step.num_samples
+                total = num_all * len(micro_batch)
+                factor = own.double() / total.double()
             self.accelerator.exact_part.loss_factor = factor
             loss = super().training_step(model, inputs, num_items_in_batch)
         if micro_batch.weight > 0.0:
             self._losses.add(loss * share)
-        if self._loop.is_last:
-            self._loop.seed_update()  # for callbacks, such as on_pre_optimizer_step
         return loss
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -357,13 +383,16 @@ class ExactTrainer(ExactTrainerMixin, transformers.Trainer):
 
 
 class _Epoch(TrainerCallback):
-    """Compares the ranks before an epoch, and sets the epoch of logs: the Trainer counts this rank's micro-batches."""
+    """Compares the ranks before an epoch, plans its repetitions, and sets the epoch of logs: the Trainer counts this
+    rank's micro-batches."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        check_equal_state(self._trainer._loop, self._trainer.accelerator.exact_part.world)
+        trainer = self._trainer
+        check_equal_state(trainer._loop, trainer.accelerator.exact_part.world)
+        trainer._planned = trainer._loop.repeat.repeated(trainer._steps())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         state.epoch = state.global_step / self._trainer._sampler.steps_per_epoch

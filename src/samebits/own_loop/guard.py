@@ -249,8 +249,9 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         _STEP,
         "The loop keeps or counts something from one micro-batch to the next: a counter in the loss, a hidden state, "
         "a bank of features, a second DataLoader. Which one comes before depends on the processes.",
-        "Use loader.step instead of a counter. Leave out what is kept, or keep it in a buffer that changes once a step "
-        "and that its module's class lists: averaged_buffers = ('center',).",
+        "Use the number of the step instead of a counter: loader.step, with the Trainer self.state.global_step. Leave "
+        "out what is kept, or keep it in a buffer that changes once a step and that its module's class lists: "
+        "averaged_buffers = ('center',).",
     ),
 }
 

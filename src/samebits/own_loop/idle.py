@@ -98,6 +98,8 @@ def compare(by_rank: list[Sums]) -> None:
     raise TrainError(
         f"{who} computed a wrong gradient at step {first:,}: other bits than another rank for the same micro-batch",
         given=f"{len(wrong)} of {len(steps)} compared steps differ",
-        cause="Memory or a processor of its machine made an error, or its libraries are not those of the others.",
-        fix=f"Take the machine out, and resume from a checkpoint before step {first:,}.",
+        cause="Memory or a processor of its machine made an error, its libraries are not those of the others, or the "
+        "script computes another loss on it: by the rank, or by loader.is_padding.",
+        fix=f"Take the machine out, and resume from a checkpoint before step {first:,}. If most steps differ, let all "
+        "ranks compute the same loss.",
     )
