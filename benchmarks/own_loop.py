@@ -172,7 +172,8 @@ def repetition(name: str, num_micro_batches: int, num_pairs: int) -> list[float]
 def measure(procs: int, name: str, forms: tuple[str, ...], num_steps: int) -> tuple[dict[str, list[float]], float]:
     """Return the seconds of each step by form, and rank 0's peak memory in MiB."""
     answers: SimpleQueue[Any] = mp.get_context("spawn").SimpleQueue()
-    port = ReservedPort().renew()
+    reserved = ReservedPort()
+    port = reserved.renew()
     mp.spawn(worker, (procs, port, name, forms, num_steps, answers), procs)
     return answers.get()
 

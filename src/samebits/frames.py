@@ -13,9 +13,7 @@ _RECIPES = f"{_ROOT}/recipes/"
 _CORE = f"{_ROOT}/"  # with its end: a user's samebits_recipe.py may be beside the package
 _STANDARD = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 _INSTALLED = ("/site-packages/", "/dist-packages/")
-_NOT_RECIPES = tuple(
-    f"{_RECIPES}{name}.py" for name in ("catalog", "makers", "recipe_file", "trust")
-)
+_NOT_RECIPES = (f"{_RECIPES}catalog.py", f"{_RECIPES}trust.py")
 # Packages whose own use of the clock or of process ids does not reach a sample or a loss.
 _ENGINES = tuple(f"{folder}{name}/" for folder in _INSTALLED for name in ("torch", "numpy"))
 

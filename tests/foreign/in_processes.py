@@ -41,7 +41,8 @@ def start(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Run one start to its end."""
     from samebits.cluster.address import ReservedPort
 
-    port = ReservedPort().renew()
+    reserved = ReservedPort()  # kept until the end: other tests look for a port at the same time
+    port = reserved.renew()
     pids = [_fork(request, rank, port, folder) for rank in range(request["procs"])]
     codes: dict[int, int] = {}
     end = time.monotonic() + LIMIT_S
@@ -57,6 +58,7 @@ def start(request: dict[str, Any], folder: Path) -> dict[str, Any]:
                     os.kill(other, signal.SIGKILL)
         if pid == 0:
             time.sleep(0.01)
+    reserved.close()
     files = [folder / f"{rank}.txt" for rank in range(len(pids))]  # one that was ended at once has none
     texts = [file.read_text(encoding="utf-8") if file.exists() else "" for file in files]
     return {"codes": [codes[rank] for rank in range(len(pids))], "texts": texts}

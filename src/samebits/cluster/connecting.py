@@ -79,16 +79,6 @@ def lost_rank_error(info: RankInfo, reason: str) -> LaunchError:
     )
 
 
-def lost_agent(rank: int, reason: str) -> LaunchError:
-    """Return the error for torchrun's agent, which serves the store, having ended."""
-    return LaunchError(
-        f"rank {rank} lost the store of torchrun's agent before all ranks were connected",
-        given=reason,
-        cause="that agent has ended",
-        fix="Start torchrun again; add --resume auto if the run has saved a checkpoint.",
-    )
-
-
 def gave_up(
     missing: Sequence[int], limit_s: float, stopped: Sequence[RankInfo], quiet: Sequence[RankInfo]
 ) -> LaunchError:
@@ -411,5 +401,11 @@ class _Monitor:
 
     def _lost_store(self, reason: str) -> LaunchError:
         if self._has_agent_store:
-            return lost_agent(self._rank, reason)
+            # torchrun's agent serves the store.
+            return LaunchError(
+                f"rank {self._rank} lost the store of torchrun's agent before all ranks were connected",
+                given=reason,
+                cause="that agent has ended",
+                fix="Start torchrun again; add --resume auto if the run has saved a checkpoint.",
+            )
         return lost_rank_error(self._infos[0], f"its store is lost: {reason}")

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from samebits.bench.bench import Bench, joined
+from samebits.bench.bench import joined
 from samebits.cluster import collectives
 from samebits.cluster.address import interface_towards, link_speed
 from samebits.cluster.env import RankAssignment
@@ -30,7 +31,7 @@ from samebits.data.keyed import keys
 from samebits.data.samples import SampleSource, digest_of
 from samebits.doctor import machine
 from samebits.doctor.check_result import CheckResult, merged, table, verdict_line
-from samebits.engine.build import dataset_info_for, open_data
+from samebits.engine.build import build_parts, dataset_info_for, open_data
 from samebits.provenance.fingerprint import PACKAGE, code_digests, cpu_name, device_name, version_of
 from samebits.recipes.catalog import find
 from samebits.report.console import Console
@@ -343,9 +344,8 @@ def examine(
     with joined(config, assignment) as world:
         data: list[SampleSource] = []
         if found is not None:
-            parts = Bench(
-                found, config, world, dataset_info_for(found, config, world, None)
-            ).parts()
+            info = dataset_info_for(found, config, world, None)
+            parts = build_parts(config, partial(found.build, config, info))
             data = [open_data(config, parts, train=is_train) for is_train in (True, False)]
         results = _examine(world, config if found is not None else None, data, run_dir)
         if world.is_main and as_json:

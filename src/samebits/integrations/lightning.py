@@ -117,34 +117,6 @@ def check_trainer(trainer: Any, strategy: Any) -> None:
     )  # fmt: skip
 
 
-def check_optimizers(optimizers: list[Any]) -> None:
-    """Check what configure_optimizers returned."""
-    if not optimizers or isinstance(optimizers[0], _MockOptimizer):
-        raise ConfigError("configure_optimizers returned no optimizer", fix="Return one.")
-
-
-def check_undivided(line: str, batch_size: int) -> None:
-    """Check that a script has not read the number of processes, by which it may divide its batch size."""
-    if line:
-        raise ConfigError(
-            f"micro_batch is not given, and the script reads the number of processes; batch_size is {batch_size}",
-            where=line,
-            cause="A batch size that is divided by it is another micro-batch, and so another model, at each number.",
-            fix="Give the micro-batch, equal at any number: ExactStrategy(micro_batch=..., ...).",
-        )
-
-
-def check_loaders(combined: Any) -> None:
-    """Check the loaders of training."""
-    if len(combined.flattened) != 1:
-        raise ConfigError(
-            f"there are {len(combined.flattened)} training dataloaders",
-            allowed="1",
-            cause="How they are combined decides the samples of a step.",
-            fix="Combine the datasets into one, whose samples are tuples or dicts.",
-        )
-
-
 def loss_of(training_step: Callable[[], Any], module: Any) -> Any:
     """Return what training_step returns for a micro-batch.
 
@@ -269,7 +241,10 @@ class ExactStrategy(DDPStrategy):
             self._eval_steps.install(loop)
         if is_fit:
             self.setup_optimizers(trainer)
-            check_optimizers(self.optimizers)
+            is_none = not self.optimizers or isinstance(self.optimizers[0], _MockOptimizer)
+            refuse(
+                Refusal(is_none, "configure_optimizers returned no optimizer", "", "Return one.")
+            )
             self._loop = self._make_loop()
         else:
             collectives.broadcast_tensors(self._world, [*module.parameters(), *module.buffers()])
@@ -303,7 +278,11 @@ class ExactStrategy(DDPStrategy):
             check_same_data(self.world, source, self._seed)
             warn_of_seed(dataloader, self._seed)
             if self._micro_batch is None:
-                check_undivided(self._line, source.batch_size)
+                refuse(Refusal(self._line,
+                    f"micro_batch is not given, and {self._line} reads the number of processes; batch_size is "
+                    f"{source.batch_size}",
+                    "A batch size that is divided by it is another micro-batch, and so another model, at each number.",
+                    "Give the micro-batch, equal at any number: ExactStrategy(micro_batch=..., ...)."))  # fmt: skip
             order = order_of(source, self._global_batch, self._micro_batch, self._seed)
             self._loader = StepLoader(
                 source, order, self.world, lambda: self.loop, trainer.fit_loop
@@ -328,7 +307,10 @@ class ExactStrategy(DDPStrategy):
 
     def on_train_start(self) -> None:
         """Check the loaders, which Lightning has made by now."""
-        check_loaders(self._trainer.fit_loop._combined_loader)
+        num = len(self._trainer.fit_loop._combined_loader.flattened)
+        refuse(Refusal(num != 1, f"there are {num} training dataloaders",
+                       "How they are combined decides the samples of a step.",
+                       "Combine the datasets into one, whose samples are tuples or dicts.", "1"))  # fmt: skip
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Keep the step's first micro-batch, after Lightning has moved it to the device."""

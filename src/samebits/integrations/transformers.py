@@ -236,10 +236,6 @@ class ExactTrainerMixin(_Base):
         self._fetched.clear()
         return super().get_batch_samples(self._untagged(epoch_iterator), num_batches, device)
 
-    def _steps(self) -> Iterator[Step]:
-        while True:
-            yield self._fetched[0][0]
-
     def _untagged(self, tagged: Iterator[Any]) -> Iterator[Any]:
         assert self._sampler is not None
         for position, batch in tagged:
@@ -392,7 +388,7 @@ class _Epoch(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self._trainer
         check_equal_state(trainer._loop, trainer.accelerator.exact_part.world)
-        trainer._planned = trainer._loop.repeat.repeated(trainer._steps())
+        trainer._planned = trainer._loop.repeat.repeated(iter(lambda: trainer._fetched[0][0], None))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         state.epoch = state.global_step / self._trainer._sampler.steps_per_epoch

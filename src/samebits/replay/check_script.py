@@ -210,7 +210,10 @@ def observe(
     least = num_steps if world.shares and purpose == "check" else 1
     if any(codes) or not is_whole or len(traces[0].steps) < least:
         text = logs[0].read_text(encoding="utf-8", errors="replace")
-        tail = "\n".join(_without_report(text.strip().splitlines())[-TAIL_LINES:])
+        lines = text.strip().splitlines()
+        # The script's own ones: torchrun's report of a failed worker has more.
+        own = list(takewhile(lambda line: TORCHRUN_LOG not in line, lines)) or lines
+        tail = "\n".join(own[-TAIL_LINES:])
         kind = f"fewer than {least} steps" if world.shares else "no exact step"
         fix = f"Run it without this command; it has to train {num_steps} steps."
         raise failure(f"failed, or made {kind} (exit code {codes[0]})", fix, tail)
@@ -235,11 +238,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(END_TIMEOUT_S)
     end_group(process.pid)  # what the script has left
     process.wait()
-
-
-def _without_report(lines: list[str]) -> list[str]:
-    """Return the script's own lines: torchrun's report of a failed worker has more than `TAIL_LINES`."""
-    return list(takewhile(lambda line: TORCHRUN_LOG not in line, lines)) or lines
 
 
 def _compare(one: ScriptOutcome, other: ScriptOutcome, world: ScriptWorld) -> Finding | None:

@@ -13,12 +13,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from samebits.bench.bench import advance, opened
+from samebits.bench.bench import advance, joined
 from samebits.cluster import collectives
 from samebits.cluster.env import ALONE, RankAssignment
 from samebits.cluster.signals import exit_with_parent
@@ -26,7 +27,7 @@ from samebits.config.schema import RunConfig
 from samebits.data.keyed import IntArray, KeyArray, key
 from samebits.data.order import MicroBatch
 from samebits.data.samples import Batch, Samples, as_samples, groups_of
-from samebits.engine.build import init_weights
+from samebits.engine.build import dataset_info_for, init_weights, make_job
 from samebits.engine.checkpoints import CheckpointManager
 from samebits.engine.evaluate import evaluate_set
 from samebits.engine.job import Job
@@ -34,6 +35,7 @@ from samebits.errors import ConfigError, SamebitsError
 from samebits.frames import is_user
 from samebits.plain_file import short_path
 from samebits.provenance.fingerprint import describe_kernels
+from samebits.recipes.catalog import find
 from samebits.replay.trace import CALLS, OPERATIONS, Recorder, StepTrace, Trace, digests
 from samebits.storage.run_folder import RunFolder
 from samebits.watchdog.detector import HangDetector
@@ -187,11 +189,13 @@ def run_trial(
 def _run(
     source: str, overrides: list[str], trial: Trial, here: RankAssignment | None
 ) -> dict[str, Any]:
-    with opened(source, [*overrides, f"loader.num_workers={trial.workers}"], here) as bench:
-        world = bench.world
-        config = bench.config
+    recipe = find(source)
+    config = recipe.load([*overrides, f"loader.num_workers={trial.workers}"]).config
+    with joined(config, here) as world:
         manager = None
-        job = bench.job(is_restart=True)
+        known = dataset_info_for(recipe, config, world, None)
+        build = partial(recipe.build, config, known)
+        job = make_job(config, build, world, is_restart=True)
         if trial.folder is not None:
             manager = CheckpointManager(RunFolder(trial.folder), config.checkpoint, world)
         if trial.is_resume:
@@ -199,8 +203,8 @@ def _run(
             manager.restore(job, "auto", lambda error: None)
             start = {}
         else:
-            init_weights(job, bench.build)
-            info = {"": json.dumps(bench.dataset_info)}
+            init_weights(job, build)
+            info = {"": json.dumps(known)}
             start = {"dataset info": info, "initial weights": digests(job.model.state_dict())}
         # The stacks of a hang stay: the launcher's scratch folder is removed.
         stacks = Path(tempfile.gettempdir()) / f"samebits-stacks-{os.getppid()}"

@@ -213,7 +213,14 @@ def compare(theirs: Mapping[str, Any], mine: Mapping[str, Any], has_own_id: bool
     if theirs["run"] != mine["run"]:
         return [f"run: {theirs['run']} there, {mine['run']} here"]
     lines: list[str] = []
-    if not has_own_id and not _is_same_folder(theirs, mine):
+    # Without a shared disk, the same command with a relative path may be typed in different working folders. Whether
+    # the launchers belong together is then a question of the key, which `auth.find_key` answers.
+    is_same_folder = (
+        theirs["folder"] == mine["folder"]
+        or theirs["inode"] == mine["inode"] != 0
+        or theirs["typed"] == mine["typed"] != ""
+    )
+    if not has_own_id and not is_same_folder:
         lines.append(f"run folder: {theirs['folder']} there, {mine['folder']} here")
     there = theirs["shared"]
     here = mine["shared"]
@@ -285,16 +292,6 @@ def read_record(text: str | bytes) -> dict[str, Any] | None:
     # Anything may be in the store of another program. RecursionError: deeply nested JSON.
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
-
-
-def _is_same_folder(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> bool:
-    # Without a shared disk, the same command with a relative path may be typed in different working folders. Whether
-    # the launchers belong together is then a question of the key, which `auth.find_key` answers.
-    return bool(
-        theirs["folder"] == mine["folder"]
-        or theirs["inode"] == mine["inode"] != 0
-        or theirs["typed"] == mine["typed"] != ""
-    )
 
 
 def _printable(text: str) -> str:
