@@ -1,5 +1,6 @@
 """What a script does with its model during and after an exact loop."""
 
+# ruff: noqa: PT012  # what raises is the body of a loop
 from __future__ import annotations
 
 import linecache
@@ -12,7 +13,8 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
 import samebits
-from tests.unit.own_loop.loops import data_loader
+from samebits.errors import TrainError
+from tests.unit.own_loop.loops import Loop, data_loader
 
 
 def _trained() -> nn.Module:
@@ -69,3 +71,18 @@ def test_buffers_change_by_the_passes_before_a_backward_pass_only() -> None:
         measured = train(measures=True)
     assert {linecache.getline(each.filename, each.lineno).strip() for each in caught} == {"optimizer.step()"}
     assert all(torch.equal(measured[name], value) for name, value in usual.items())
+
+
+@pytest.mark.parametrize("way", ["left out", "without a loss", "without a backward pass"])
+def test_micro_batches_that_are_padding_train_as_the_others(way: str) -> None:
+    loop = Loop()
+    with pytest.raises(TrainError, match=r"trains differently if loader\.is_padding"):
+        for batch in loop.loader:
+            is_other = loop.loader.is_padding
+            if is_other and way == "left out":
+                continue
+            loop.optimizer.zero_grad()
+            loss = loop.loss(batch) * (0.0 if is_other else 1.0)
+            if not is_other or way == "without a loss":
+                loss.backward()
+            loop.optimizer.step()
