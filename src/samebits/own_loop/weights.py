@@ -351,9 +351,13 @@ def _tensors(models: Sequence[nn.Module]) -> list[Tensor]:
         for each in gc.get_objects()
         if type(each) in (Tensor, nn.Parameter) and id(each) not in known
     ]
-    # Those that have versions.
+    # Those that have versions. What state_dict() or detach() gives is the same memory, and no average of it.
+    places = {each.data_ptr() for each in own}
     return [
         each
         for each in every
-        if each.layout == torch.strided and not each.is_inference() and each.grad_fn is None
+        if each.layout == torch.strided
+        and not each.is_inference()
+        and each.grad_fn is None
+        and each.data_ptr() not in places
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -250,6 +251,24 @@ def test_an_average_by_hand_in_each_body_is_named(through_data: bool) -> None:
             loop.optimizer.step()
             _average(average, loop.model, through_data)
     assert loop.loader.step == 0
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda model: {"net": model.state_dict()},  # for a checkpoint, in each body of every tenth step
+        lambda model: [each.detach() for each in model.parameters()],
+        lambda model: {name: each.data for name, each in model.named_parameters()},
+    ],
+)
+def test_what_refers_to_the_weights_is_no_average(keep: Callable[[nn.Module], object]) -> None:
+    loop = Loop()
+    kept = None
+    for batch in loop.loader:
+        loop.loss(batch).backward()
+        loop.optimizer.step()
+        kept = keep(loop.model)
+    assert kept
 
 
 def test_an_average_by_hand_once_a_step_is_fine() -> None:
