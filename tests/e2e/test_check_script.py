@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from samebits.cli.main import run
+from samebits.errors import ConfigError
 from samebits.own_loop.text import is_script
 from samebits.replay import check_script
 from samebits.replay.check_script import ScriptOutcome, _compare
@@ -93,6 +94,7 @@ def test_a_batch_changed_by_a_generator_of_the_script_ends_the_script_itself(tmp
     (tmp_path / "train.py").write_text(SCRIPT.replace("# PLANTED", "x = x + OWN.random()"))
     done = samebits("check", "train.py", cwd=tmp_path, code=2)
     assert "gives another gradient when it is repeated" in done.stderr
+    assert "a random generator of its own" in done.stderr
 
 
 @pytest.mark.full
@@ -145,3 +147,27 @@ def test_a_recipe_file_is_no_script() -> None:
     assert not is_script(str(TINY))
     assert not is_script(str(ROOT / "examples" / "own_recipe.py"))
     assert not is_script("digits")
+
+
+@pytest.mark.parametrize("build", ["def build():", "def build(width):", "class TrainConfig: ...\ndef build(config):"])
+def test_a_script_with_a_function_named_build_is_no_recipe(tmp_path: Path, build: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import samebits\n{build}\n    pass\nsamebits.exact(build())\n")
+    assert is_script(str(script))
+
+
+@pytest.mark.parametrize("call", ["samebits.exact(net)", "ExactTrainer(net)", "def build(): pass\nsamebits.exact(net)"])
+def test_an_exact_loop_is_refused_as_ranks(tmp_path: Path, call: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import samebits\n{call}\n")
+    with pytest.raises(ConfigError, match="has an exact loop, which is not observed as 2 ranks") as caught:
+        is_script(str(script), 2)
+    assert caught.value.slots["fix"].startswith("Leave out --as")
+    assert is_script(str(script))
+
+
+@pytest.mark.parametrize("text", ["exact(prediction, answer)", "from torchtune import Config\ndef build(config): pass"])
+def test_other_scripts_run_as_ranks(tmp_path: Path, text: str) -> None:
+    (tmp_path / "train.py").write_text(text)
+    assert is_script(str(tmp_path / "train.py"), 2)
+    assert is_script("no_such_script.py", 2)  # named by the launcher

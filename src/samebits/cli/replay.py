@@ -64,7 +64,7 @@ def check(
     _write_nothing()
     given = overrides or []
     with closing(Console(sys.stderr if as_json else sys.stdout, strict=True)) as console:
-        if ranks is not None or is_script(source):
+        if is_script(source, ranks):
             from samebits.replay.check_script import check_script
 
             where = "on 1, 2 and 3 processes" if ranks is None else f"as {ranks} ranks"
@@ -141,8 +141,8 @@ def gate(
     _write_nothing()
     file = file or default_file(source)
     ranks = ranks or recorded_ranks(file)
-    if not ranks and is_script(source):
-        ranks = 0
+    if is_script(source, ranks):
+        ranks = ranks or 0
     began = time.monotonic()
     with closing(Console(sys.stderr, strict=True)) as console:
         found = run_gate(

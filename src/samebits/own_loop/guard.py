@@ -159,9 +159,11 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
     "ranks": (
         "the ranks differ after step {step:,}: first in {name}, {num} in all",
         "{given}",
-        "The script changes weights, gradients or optimizers on one rank only or by random numbers, or ranks loaded "
-        "other checkpoints. A gradient that is changed by hand may only depend on p.grad.",
-        "Do on every rank what changes the model. Before a validation, call model.eval().",
+        "The script changes weights, gradients or optimizers on one rank only or by random numbers, sets a learning "
+        "rate by the loss of one rank, or ranks loaded other checkpoints. A gradient that is changed by hand may only "
+        "depend on p.grad.",
+        "Do on every rank what changes the model. Give a scheduler such as ReduceLROnPlateau the loss of all ranks, by "
+        "samebits.EvalLoader. Before a validation, call model.eval().",
     ),
     "script": (
         "the ranks differ in {name}",
@@ -248,11 +250,12 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "the first micro-batch of a step gives another gradient when it is repeated",
         _STEP,
         "The loop keeps or counts something from one micro-batch to the next: a counter in the loss, a hidden state, "
-        "a bank of features, a second DataLoader. Which one comes before depends on the processes. Or it trains "
-        "differently if loader.is_padding.",
-        "Use the number of the step instead of a counter: loader.step, with the Trainer self.state.global_step. Leave "
-        "out what is kept, or keep it in a buffer that changes once a step and that its module's class lists: "
-        "averaged_buffers = ('center',). Let micro-batches that are padding train as the others.",
+        "a bank of features, a random generator of its own, a second DataLoader. Which one comes before depends on the "
+        "processes. Or it trains differently if loader.is_padding.",
+        "Use the number of the step instead of a counter: loader.step, with the Trainer self.state.global_step. Use the "
+        "random functions of torch, numpy or Python without a generator. Leave out what is kept, or keep it in a buffer "
+        "that changes once a step and that its module's class lists: averaged_buffers = ('center',). Let micro-batches "
+        "that are padding train as the others.",
     ),
 }
 

@@ -19,23 +19,31 @@ Loop = ast.For | ast.While
 Scope = ast.Module | ast.FunctionDef
 
 
-def is_script(source: str) -> bool:
-    """Return whether a source is a script with an exact loop, not a recipe file. Reads it without running it.
+def is_script(source: str, ranks: int | None = None) -> bool:
+    """Return whether a source is a script, not a recipe. Reads it without running it.
 
     Raises:
-        ConfigError: It is a script without one.
+        ConfigError: It is a script without an exact loop, or with one and for `ranks` of `samebits launch`.
     """
     path = Path(source)
     if path.suffix != ".py" or not path.is_file():
-        return False
+        return bool(ranks)
     text = path.read_text(encoding="utf-8", errors="replace")
-    if re.search(r"^def build\(", text, re.MULTILINE):
+    # Both: a script may have a function build() too.
+    if not ranks and re.search(r"(?ms)\A(?=.*\bConfig\b).*^def build\(", text):
         return False
     # exact, and the integrations' ExactStrategy, ExactAccelerator, ExactTrainer
-    if not re.search(r"\b(exact|Exact\w+)\(", text):
+    has_loop = re.search(r"\b(exact|Exact\w+)\(", text)
+    if ranks and has_loop and "samebits" in text:
+        raise ConfigError(
+            f"{source} has an exact loop, which is not observed as {ranks} ranks",
+            fix="Leave out --as: an exact loop is the same on any number of processes. If a file of samebits gate "
+            "has it, give another --file.",
+        )
+    if not ranks and not has_loop:
         raise ConfigError(
             f"{source} has no exact loop and is no recipe",
-            allowed="a script that calls samebits.exact, or a recipe file with build(config)",
+            allowed="a script that calls samebits.exact, or a recipe file with Config and build(config)",
             fix="Add the lines of docs/own-loop.md to the script: model, optimizer, loader = samebits.exact(...). "
             "Or give --as N, as for samebits launch.",
         )
@@ -62,11 +70,10 @@ def ends_by_count(frames: Iterable[FrameType]) -> bool:
 
 def number_of(loop: Loop) -> str:
     """Return the name of the number in `for number, batch in enumerate(...)`; "?" if there is none."""
-    if not (isinstance(loop, ast.For) and "enumerate(" in ast.unparse(loop.iter)):
-        return "?"
-    target = loop.target
-    first = target.elts[0] if isinstance(target, ast.Tuple) and len(target.elts) == 2 else None
-    return first.id if isinstance(first, ast.Name) else "?"
+    match loop:
+        case ast.For(target=ast.Tuple(elts=[ast.Name(id=number), _])):
+            return number if "enumerate(" in ast.unparse(loop.iter) else "?"
+    return "?"
 
 
 @cache

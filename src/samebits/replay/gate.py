@@ -308,8 +308,7 @@ def _first_difference(
         name = _named(trace.start["initial weights"], starts[1])
         return GateDifference(None, "initial weights", _module_of(now, name), what=name)
     for number, (one, other) in enumerate(zip(before["steps"], now["steps"], strict=False)):
-        is_same = all(one[stage] == other[stage] for stage in _RESULT)
-        if not is_same or one["values"] != other["values"]:
+        if any(one[stage] != other[stage] for stage in (*_RESULT, "values")):
             return _in_step(number, before, now, trace)
     return _at_end(before, now, lambda one, other: one == other)
 
@@ -422,7 +421,7 @@ def _check_same_source(
         if given not in (None, was):
             raise ConfigError(
                 f"{file} was written with other {name}",
-                given=f"now {given}, in the file {was}",
+                given=f"now {given}, in the file {was or 'none'}",
                 fix="Leave them out, which uses those of the file; or write it again: add --update.",
             )
 

@@ -162,6 +162,13 @@ def test_other_settings_than_those_of_the_file_are_refused(written: Path) -> Non
             gate(GateSource("digits", given, None), written, steps)
 
 
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_ranks_that_the_file_does_not_have_are_refused(written: Path, ranks: int) -> None:
+    with pytest.raises(ConfigError, match="was written with other ranks") as caught:
+        gate(GateSource("digits", [], ranks), written)
+    assert caught.value.slots["given"] == f"now {ranks}, in the file none"
+
+
 @pytest.mark.parametrize(
     ("source", "file"),
     [("a/train.py", "a/train.gate.json"), ("digits", "digits.gate.json"), ("my.yaml", "my.gate.json")],
