@@ -161,6 +161,14 @@ def test_a_line_without_a_tab_among_those_with_one_is_named(tmp_path: Path, name
     assert error.value.slots["allowed"] == "path<TAB>text"
 
 
+@pytest.mark.parametrize("separator", [",", ";", "|"])
+def test_labels_with_another_separator_are_told_to_have_a_tab(tmp_path: Path, separator: str) -> None:
+    with pytest.raises(DataError, match=r"l\.csv:1 is not of the form path text") as error:
+        labels_of(tmp_path / "l.csv", f"a.png{separator}one\nb.png{separator}two\n")
+    assert "Write the path, a tab and the text" in error.value.slots["fix"]
+    assert labels_of(tmp_path / "l.csv", "a.png\tone\nb.png\ttwo\n").text(1) == "two"
+
+
 def test_a_tab_in_one_text_does_not_make_the_file_a_table(tmp_path: Path) -> None:
     found = labels_of(tmp_path / "l.txt", "a.png x\ty\nb.png z\nc.png w\n")
     assert [found.text(row) for row in range(3)] == ["x\ty", "z", "w"]

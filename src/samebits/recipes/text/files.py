@@ -235,7 +235,7 @@ def _image_folder(labels: Labels, config: DataConfig, rows: IntArray) -> Path:
             cause="it is in none of these folders:\n"
             + "\n".join(str(folder) for folder in dict.fromkeys(folders)),
             fix="Set data.images to the folder of the images. If path and text are divided at the wrong place,\n"
-            "write a tab between them, and nothing else.",
+            "write a tab between them, and nothing else. If the line names the columns, delete it.",
         )
     return found
 

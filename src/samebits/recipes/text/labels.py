@@ -368,12 +368,11 @@ def _split(path: Path, rows: Rows, separator: str | None) -> tuple[list[str], li
         form = FORMS["tsv" if separator else "words"]
         has_tab = separator is None or separator in line
         problem = f"is not of the form {form}" if has_tab else "has no tab"
-        fix = "Correct the line" if has_tab else "Write the path, a tab and the text"
         raise DataError(
             f"{short_path(path)}:{number} {problem}",
             given=line.strip()[:60],
             allowed=form,
-            fix=f"{fix}, or set data.form.",
+            fix="Write the path, a tab and the text, or set data.form.",
         )
     texts = [pair[1] if separator else pair[1].strip() for pair in pairs]
     return [pair[0] for pair in pairs], texts
