@@ -257,7 +257,8 @@ def _compare(one: ScriptOutcome, other: ScriptOutcome, world: ScriptWorld) -> Fi
             f"the script began with step {second} on {world.name}, and with step {first} before",
             "the script resumes from a checkpoint that an earlier start has saved",
             "Within the steps of a trial, the script saves a checkpoint, and its next start loads it.",
-            "Give the command an argument of the script, after --, with which it neither saves nor loads.",
+            "Delete that checkpoint, which the trials have left. Give the command an argument of the script, after "
+            "--, with which it neither saves nor loads.",
         )
     if (found := first_difference(one.trace, other.trace)) is not None:
         if found.stage == SAMPLES:

@@ -44,4 +44,5 @@ def test_a_script_that_resumes_from_the_checkpoint_of_the_trial_before_is_named(
     assert finding is not None
     assert "began with step 1" in finding.what
     assert "neither saves nor loads" in finding.fix
+    assert "Delete that checkpoint" in finding.fix
     assert _compare(first, first, _AGAIN) is None
