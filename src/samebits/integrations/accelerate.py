@@ -421,7 +421,7 @@ class ExactAccelerator(Accelerator):
                 given=f"{len(self._models)} models, {len(self._optimizers)} optimizers",
                 fix="Give model, optimizer and DataLoader to accelerator.prepare() before the loop.",
             )
-        models = list({id(model): model for model in self._models}.values())
+        models = list(dict.fromkeys(self._models))
         *_, loader = exact(
             models,
             [each.optimizer for each in self._optimizers],

@@ -17,9 +17,11 @@ from functools import cache
 from types import TracebackType
 from typing import Protocol
 
+from torch.optim import Optimizer
+
 from samebits.cluster.env import error_file
 from samebits.errors import SamebitsError, TrainError
-from samebits.frames import callers
+from samebits.frames import callers, user_level
 from samebits.own_loop.guard import fault
 from samebits.own_loop.session import ExactLoop
 from samebits.own_loop.text import ends_by_count
@@ -98,9 +100,26 @@ class Iteration:
         return None
 
 
-def check_start(loop: ExactLoop) -> None:
-    """Check an iteration that begins at step 0, where the script has set no position."""
-    if loop.step == 0 and (what := loop.find_loaded()):
+def check_start(loop: ExactLoop, is_positioned: bool) -> None:
+    """Check that the state which an iteration begins with is that of its step, which the script may have set."""
+    # By its settings, since an optimizer without momentum never has a state.
+    new = [
+        type(each).__name__
+        for each in loop.unchecked
+        if (
+            not each.state and each.defaults.get("momentum", each.defaults.get("betas"))
+            if isinstance(each, Optimizer)
+            else getattr(each, "last_epoch", None) == 0
+        )
+    ]
+    loop.unchecked = []
+    if new and loop.step and loop.is_main:
+        warnings.warn(
+            f"the loop continues after {loop.step:,} steps, and {new[0]} begins anew: the weights will not be those of "
+            "a run without a stop. Save its state_dict() in the checkpoint, and load it before the loop.",
+            stacklevel=user_level(sys._getframe()),
+        )
+    if not is_positioned and loop.step == 0 and (what := loop.find_loaded()):
         raise fault("start", what=what)
 
 
@@ -137,15 +156,18 @@ def report_errors() -> None:
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        named: SamebitsError | None
         if isinstance(error, SamebitsError) and not os.environ.get("SAMEBITS_DEBUG"):
-            _report(error, is_main=all(loader.loop.is_main for loader in _LOADERS))
+            named = error
         elif isinstance(error, KeyboardInterrupt) and _LOADERS:
             print("stopped by Ctrl-C", file=sys.stderr, flush=True)
+            return
         else:
             # Whatever hook was there: notebooks and debuggers have their own.
             before(kind, error, trace)
-            if (named := named_error(error)) is not None:
-                _report(named, is_main=all(loader.loop.is_main for loader in _LOADERS))
+            named = named_error(error)
+        if named is not None:
+            _report(named, is_main=all(loader.loop.is_main for loader in _LOADERS))
 
     sys.excepthook = hook
 

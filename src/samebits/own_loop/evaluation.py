@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections import ChainMap
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -130,9 +131,7 @@ class EvalLoader:
 
         Called on all of them after the loop.
         """
-        by_batch: dict[int, list[Any]] = {}
-        for own in collectives.all_gather_object(self.world, self._results):
-            by_batch.update(own)
+        by_batch = ChainMap(*collectives.all_gather_object(self.world, self._results))
         return [result for index in sorted(by_batch) for result in by_batch[index]]
 
     def update(self, metric: Any, *args: Any, **kwargs: Any) -> None:
@@ -170,9 +169,7 @@ class EvalLoader:
         """
         # A rank without batches has not met the metric.
         _, mine = self._metrics.get(id(metric), (metric, {}))
-        by_batch: dict[int, dict[str, Any]] = {}
-        for own in collectives.all_gather_object(self.world, mine):
-            by_batch.update(own)
+        by_batch = ChainMap(*collectives.all_gather_object(self.world, mine))
         metric.reset()
         merged: dict[str, Any] | None = None
         # In the order of the batches, since merging floats depends on it.

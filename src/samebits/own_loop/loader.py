@@ -212,8 +212,7 @@ class ExactLoader:
         if sampler is not None and sampler.epoch != self._set_epoch:
             self._set_epoch = sampler.epoch
             self.set_epoch(sampler.epoch)
-        if not self._is_positioned:
-            check_start(self.loop)
+        check_start(self.loop, self._is_positioned)
         if sampler is None or sampler.epoch == self._epoch:
             self._is_loaded = (
                 False  # the loop counts as the loader does, so a later step back is meant

@@ -86,6 +86,7 @@ class ExactLoop:
         habits: What the script does in its loop.
         repeat: Compares repeated micro-batches.
         modules: The models.
+        unchecked: Optimizers and what follows them, until the first iteration has looked at their state.
         observer: Records the steps for `samebits check` or `gate`; None: the script runs without them.
     """
 
@@ -113,9 +114,7 @@ class ExactLoop:
         tensors += [
             parameter for trained in self._trained for parameter in trained.all_parameters()
         ]
-        collectives.broadcast_tensors(
-            world, list({id(tensor): tensor for tensor in tensors}.values())
-        )
+        collectives.broadcast_tensors(world, list(dict.fromkeys(tensors)))
         self._buffers = BufferSum(modules, world)
         if len(self._trained) == 1:
             self._trained[0].buffers = self._buffers
@@ -127,9 +126,9 @@ class ExactLoop:
         # iterators of other DataLoaders, with the micro-batch that has read them first
         self._others: weakref.WeakKeyDictionary[Any, object] = weakref.WeakKeyDictionary()
         self._after: list[Callable[[], Any]] = []
-        self.observer = (
-            None if observe is None else observe(world, modules, [each for each, _ in optimizers])
-        )
+        plain = [each for each, _ in optimizers]
+        self.unchecked: list[Any] = [*plain]
+        self.observer = None if observe is None else observe(world, modules, plain)
         self._seeded: Tensor | None = (
             None  # torch's random state at the start of a body, until its forward pass
         )
@@ -145,9 +144,7 @@ class ExactLoop:
         self.repeat = RepeatCheck()
         self._idle = IdleSlots(world)
         self._refresh()
-        self._guard = WeightGuard(
-            modules, [each for each, _ in optimizers], self._owners.__contains__
-        )
+        self._guard = WeightGuard(modules, plain, self._owners.__contains__)
         self._averages = AverageWatch(self.modules, self._owners.__contains__)
         self._outside = OutsideNorms(self.modules)
         self._guard.drop_unowned(warns=world.is_main)
@@ -317,6 +314,7 @@ class ExactLoop:
 
     def note_follower(self, follower: object) -> None:
         """Note what acts once a step: it may be a scheduler, which keeps its optimizer."""
+        self.unchecked.append(follower)
         for trained in self._trained:
             trained.is_followed |= any(
                 each is trained.optimizer for each in getattr(follower, "__dict__", {}).values()

@@ -58,15 +58,17 @@ class ScriptWorld:
 
 def launched(num_ranks: int) -> tuple[ScriptWorld, ...]:
     """Return the worlds of a script that `samebits launch --as N` starts, the ranks placed in several ways."""
-    half = num_ranks // 2
-    both = (num_ranks - half, half)
+    second = num_ranks // 2
+    first = num_ranks - second
     worlds = [
         ScriptWorld("one launcher", num_ranks, shares=(num_ranks,)),
         ScriptWorld("one launcher again", num_ranks, "1", (num_ranks,)),
     ]
-    if half:
+    if second:
         worlds.append(
-            ScriptWorld(f"two launchers, {both[0]} + {both[1]} ranks", num_ranks, shares=both)
+            ScriptWorld(
+                f"two launchers, {first} + {second} ranks", num_ranks, shares=(first, second)
+            )
         )
     return tuple(worlds)
 
@@ -157,9 +159,12 @@ def observe(
 
     def failure(what: str, fix: str, output: str = "") -> ConfigError:
         cause = "" if world.shares else _own_ranks(script)
-        fix = _OWN_RANKS_FIX if cause else fix
-        what = f"{script} on {world.name} {what}"
-        return ConfigError(what, given=output or None, cause=cause or None, fix=fix)
+        return ConfigError(
+            f"{script} on {world.name} {what}",
+            given=output or None,
+            cause=cause or None,
+            fix=_OWN_RANKS_FIX if cause else fix,
+        )
 
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={world.procs}"]
     # Without -P, `python -m` would import a torch.py or samebits.py of the current folder, maybe a stranger's.

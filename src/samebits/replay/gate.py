@@ -83,11 +83,9 @@ class GateResult:
 def default_file(source: str) -> Path:
     """Return the path of a source's file: train.gate.json beside train.py."""
     path = Path(source)
-    return (
-        path.with_name(f"{path.stem}.gate.json")
-        if path.suffix in (".py", ".yaml", ".yml")
-        else Path(f"{source.replace('/', '-')}.gate.json")
-    )
+    if path.suffix not in (".py", ".yaml", ".yml"):
+        path = Path(source.replace("/", "-"))
+    return path.with_suffix(".gate.json")
 
 
 def recorded_ranks(file: Path) -> int | None:

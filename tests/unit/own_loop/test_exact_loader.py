@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -132,6 +133,59 @@ def test_a_loop_resumes_in_the_middle_of_an_epoch() -> None:
     for _ in range(2):
         second.epoch()
     assert second.sha256() == whole.sha256()
+
+
+def resumed(optimizer: str, has_state: bool, has_scheduler: bool) -> list[str]:
+    """What a loop warns of that continues after 2 of 4 steps, with an optimizer and a scheduler."""
+
+    def make() -> tuple[Any, Any, Any]:
+        more: Any = {"momentum": 0.9} if optimizer == "momentum" else {}
+        kind = torch.optim.Adam if optimizer == "Adam" else torch.optim.SGD
+        model = network()
+        made = kind(model.parameters(), lr=0.1, **more)
+        _, _, loader = samebits.exact(model, made, data_loader(), global_batch=8)
+        return made, loader.per_step(torch.optim.lr_scheduler.StepLR(made, 3)), loader
+
+    first, scheduler, loader = make()
+    model = loader.loop.modules[0]
+
+    def epoch(made: Any, scheduler: Any, loader: Any) -> None:
+        for x, _ in loader:
+            made.zero_grad()
+            loader.loop.modules[0](x).square().mean().backward()
+            made.step()
+            scheduler.step()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        epoch(first, scheduler, loader)
+        second, other, again = make()
+        again.loop.modules[0].load_state_dict(model.state_dict())
+        if has_state:
+            second.load_state_dict(first.state_dict())
+        if has_scheduler:
+            other.load_state_dict(scheduler.state_dict())
+        again.load_state_dict(loader.state_dict())
+        epoch(second, other, again)
+        epoch(second, other, again)  # once
+    return [str(each.message).split(" begins anew")[0] for each in caught if "begins anew" in str(each.message)]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "has_state", "has_scheduler", "missing"),
+    [
+        ("momentum", True, True, None),
+        ("momentum", False, True, "SGD"),
+        ("Adam", False, True, "Adam"),
+        ("momentum", True, False, "StepLR"),
+        ("plain", False, True, None),  # it never has a state
+    ],
+)
+def test_a_part_that_is_not_loaded_at_a_resume_is_warned_of(
+    optimizer: str, has_state: bool, has_scheduler: bool, missing: str | None
+) -> None:
+    expected = [] if missing is None else [f"the loop continues after 2 steps, and {missing}"]
+    assert resumed(optimizer, has_state, has_scheduler) == expected
 
 
 def sampled(step: int) -> tuple[Any, DistributedSampler[Any]]:
