@@ -113,13 +113,14 @@ def check_start(loop: ExactLoop, is_positioned: bool) -> None:
         )
     ]
     loop.unchecked = []
-    if new and loop.step and loop.is_main:
-        warnings.warn(
-            f"the loop continues after {loop.step:,} steps, and {new[0]} begins anew: the weights will not be those of "
-            "a run without a stop. Save its state_dict() in the checkpoint, and load it before the loop.",
-            stacklevel=user_level(sys._getframe()),
-        )
-    if not is_positioned and loop.step == 0 and (what := loop.find_loaded()):
+    if loop.step:
+        if new and loop.is_main:
+            warnings.warn(
+                f"the loop continues after {loop.step:,} steps, and {new[0]} begins anew: the weights will not be "
+                "those of a run without a stop. Save its state_dict() in the checkpoint, and load it before the loop.",
+                stacklevel=user_level(sys._getframe()),
+            )
+    elif not is_positioned and (what := loop.find_loaded()):
         raise fault("start", what=what)
 
 

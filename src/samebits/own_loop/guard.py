@@ -252,10 +252,10 @@ _TEXTS: dict[str, tuple[str, str, str, str]] = {
         "The loop keeps or counts something from one micro-batch to the next: a counter in the loss, a hidden state, "
         "a bank of features, a random generator of its own, a second DataLoader. Which one comes before depends on the "
         "processes. Or it trains differently if loader.is_padding.",
-        "Use the number of the step instead of a counter: loader.step, with the Trainer self.state.global_step. Use the "
-        "random functions of torch, numpy or Python without a generator. Leave out what is kept, or keep it in a buffer "
-        "that changes once a step and that its module's class lists: averaged_buffers = ('center',). Let micro-batches "
-        "that are padding train as the others.",
+        "Use the number of the step instead of a counter: loader.step, with the Trainer self.state.global_step. Use "
+        "the random functions of torch, numpy or Python without a generator. Leave out what is kept, or keep it in a "
+        "buffer that changes once a step and that its module's class lists: averaged_buffers = ('center',). Let "
+        "micro-batches that are padding train as the others.",
     ),
 }
 

@@ -220,8 +220,11 @@ def observe(
         own = list(takewhile(lambda line: TORCHRUN_LOG not in line, lines)) or lines
         tail = "\n".join(own[-TAIL_LINES:])
         kind = f"fewer than {least} steps" if world.shares else "no exact step"
-        fix = f"Run it without this command; it has to train {num_steps} steps."
-        raise failure(f"failed, or made {kind} (exit code {codes[0]})", fix, tail)
+        raise failure(
+            f"failed, or made {kind} (exit code {codes[0]})",
+            f"Run it without this command; it has to train {num_steps} steps.",
+            tail,
+        )
     return ScriptOutcome(merge_ranks(traces)[0], **records[0])
 
 

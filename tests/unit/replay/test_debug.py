@@ -48,14 +48,6 @@ def test_a_step_of_a_run_is_replayed_and_equals_its_record(runs: Path, look: Loo
     assert content(runs / "digits") == before
 
 
-@pytest.mark.parametrize(
-    ("step", "text"),
-    [(0, "replay     step 0 equals"), (10, "replay     step 10 equals"), (11, "replay     steps 10-11 equal")],
-)
-def test_one_replayed_step_is_no_plural(look: Look, step: int, text: str) -> None:
-    assert f"{text} the record, bit for bit" in look("digits", "--step", step, expression="loss").stderr
-
-
 def test_values_of_a_step_belong_together(look: Look) -> None:
     expression = (
         "bool((model.classifier(activations['dropout']) - activations['classifier']).abs().max() < 1e-4), "
