@@ -168,7 +168,10 @@ def converting(
                 args = tuple(each.float() if isinstance(each, Tensor) else each for each in args)
             if types.intersection(NARROW):
                 narrow = _result_type(values, of_first=is_layer)
-                args = tuple(_widened(each) for each in args)
+                args = tuple(
+                    each.float() if isinstance(each, Tensor) and each.dtype in NARROW else each
+                    for each in args
+                )
         targets = [kwargs.pop(name) for name in outs if name in kwargs]
         try:
             result = handler(*args, **kwargs)
@@ -204,10 +207,6 @@ def _result_type(values: Sequence[Tensor], *, of_first: bool) -> torch.dtype:
         return floats[0].dtype
     types = [each.dtype for each in floats if each.dim()] or [each.dtype for each in floats]
     return reduce(torch.promote_types, types)
-
-
-def _widened(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in NARROW else value
 
 
 def _narrowed(value: Any, dtype: torch.dtype) -> Any:

@@ -251,7 +251,9 @@ def exchange_by_halving(part: Part) -> Rounds:
         kept = [(node, values[cut:] if is_right else values[:cut]) for node, values in held]
         first, last = (middle, last) if is_right else (first, middle)
         group = partner >> number << number
-        nodes = _nodes_of(part, member(group), member(group + (1 << number)))
+        # Those that the members of its group have after they have merged theirs.
+        theirs = part.nodes[member(group) : member(group + (1 << number))]
+        nodes = merged(chain(*theirs), part.num_leaves)
         received = part.receive_nodes(nodes, member(partner), offset(last) - offset(first))
         yield part.round()
         # The partner's nodes may be to the left or to the right of this rank's.
@@ -273,11 +275,6 @@ def exchange_by_halving(part: Part) -> Rounds:
     if is_paired:
         part.send(total, me + 1, RESULT)
         yield part.round()
-
-
-def _nodes_of(part: Part, first: int, last: int) -> list[Node]:
-    """Return the nodes that the members [first, last) have after they have merged theirs."""
-    return merged(chain(*part.nodes[first:last]), part.num_leaves)
 
 
 # The rounds in which ranks exchange small sums: with all others at once, or by recursive doubling in a large world.
