@@ -205,8 +205,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     if 0 in (*a.shape, *b.shape):
         return a.new_zeros(*a.shape[:-1], b.shape[-1])
     (a_up, row), (b_up, column) = grid(a, BITS, (-1,)), grid(b, BITS, (-2,))
-    m = a.shape[-2]
-    k = a.shape[-1]
+    m, k = a.shape[-2:]
     n = b.shape[-1]
     unit = choose_unit(m, k, n, a.device) if a.dim() == 2 else FLOAT64
     left = a.new_empty(*a.shape[:-1], unit, k, dtype=digit_type(unit))

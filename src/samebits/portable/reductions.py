@@ -78,7 +78,8 @@ def norm(
     if p == 1:
         return exact_sum(x.abs(), dims, keepdim=keepdim).to(x.dtype)
     if math.isinf(p):
-        return x.abs().amax(dims, keepdim=keepdim) if p > 0 else x.abs().amin(dims, keepdim=keepdim)
+        choose = torch.amax if p > 0 else torch.amin
+        return choose(x.abs(), dims, keepdim=keepdim)
     raise NotImplementedError
 
 
