@@ -135,7 +135,7 @@ def _on_cpu(func: Any) -> Callable[..., Any]:
 
 _CHOICES = """
     max min amax amin aminmax maximum minimum clamp clamp.Tensor clamp_min clamp_min.Tensor clamp_max clamp_max.Tensor
-    relu hardtanh softshrink"""
+    relu hardtanh"""
 # These take the operation, in place or not, and return what to call instead.
 AROUND: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "mul.Tensor": _of_reals, "mul.Scalar": _of_reals, "reciprocal": _of_reals, "abs": _of_reals, "sgn": _of_reals,
@@ -321,6 +321,7 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "silu": lambda x: x * functions.sigmoid(x),
     **FORMULAS,
     "hardswish": lambda x: x * elementwise.hardsigmoid(x),
+    "softshrink": lambda x, lambd=0.5: x + 0.0 - x.clamp(-lambd, lambd),
     "mish": lambda x: x * functions.tanh(functions.softplus(x)),
     "log_sigmoid_forward": lambda x: (-functions.softplus(-x), x.new_empty(0)),
     "log_sigmoid_backward": lambda g, x, buffer: g * functions.sigmoid(-x),

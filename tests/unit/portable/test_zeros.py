@@ -83,3 +83,19 @@ def test_gradients_pass_where_they_passed() -> None:
     assert gradient.tolist() == [0.0, 0.0, 0.0, 1.0]
     (gradient,) = torch.autograd.grad(x.clamp(-0.5, 1.0).sum(), x)
     assert gradient.tolist() == [0.0, 1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_softshrink_takes_its_bound_in_float32(dtype: torch.dtype) -> None:
+    """Narrow types are widened first; torch 2.15 rounds the bound to them, 2.10 does not."""
+    x = torch.arange(-600, 601).div(200).to(dtype)
+    bound = 0.0131
+    wide = x if dtype == torch.float64 else x.float()
+    shrunk = torch.where(wide > bound, wide - bound, torch.where(wide < -bound, wide + bound, 0.0))
+    assert torch.equal(F.softshrink(x, bound), shrunk.to(dtype))
+
+
+def test_softshrink_keeps_what_is_not_finite_and_has_torchs_default() -> None:
+    x = torch.tensor([-torch.inf, -0.75, 0.25, torch.inf, torch.nan])
+    assert F.softshrink(x)[:4].tolist() == [-torch.inf, -0.25, 0.0, torch.inf]
+    assert F.softshrink(x)[4].isnan()
