@@ -1,4 +1,5 @@
-"""Hashes of single operations with their gradients, and of initial weights, to compare versions of torch.
+"""Hashes of functions, of single operations with their gradients, and of initial weights, to compare versions of torch
+and processors.
 
     python -m tests.lab.portable_operations
 
@@ -7,6 +8,7 @@ Formulas of gradients, and functions in Python such as initializers, change from
 
 import hashlib
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,11 +16,30 @@ from samebits.portable.arithmetic import portable_arithmetic
 from tests.unit.portable.test_more_operations import OPERATIONS
 
 INITIALIZERS = "uniform_ normal_ trunc_normal_ xavier_uniform_ xavier_normal_ kaiming_uniform_ kaiming_normal_"
+FUNCTIONS = "sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan erf sigmoid tanh relu"
+FUNCTIONS_OF_LAYERS = "gelu silu mish softplus softshrink"
+NUM_VALUES = 50_000
 OPTIMIZERS = "SGD Adam AdamW Adagrad RMSprop Adadelta Rprop Muon"
 
 
 def digest(*values: Tensor) -> str:
     return hashlib.sha256(b"".join(each.detach().contiguous().numpy().tobytes() for each in values)).hexdigest()[:16]
+
+
+def print_functions() -> None:
+    """Any bits, multiples of 2^-16 up to 16, and borders, in float32 and float64."""
+    rng = np.random.default_rng(0)
+    ends = [0.0, 2.0**-149, 2.0**-126, 2.0**-12, 1.0, 4.0, 88.7, 150.0, 2.0**20, 3.4028235e38, np.inf, np.nan]
+    for dtype, bits in ((np.float32, np.uint32), (np.float64, np.uint64)):
+        any_bits = rng.integers(0, np.iinfo(bits).max, NUM_VALUES, dtype=bits, endpoint=True).view(dtype)
+        usual = rng.integers(-(2**20), 2**20, NUM_VALUES) / 2.0**16
+        borders = np.array([*ends, *np.negative(ends)], dtype)
+        x = torch.from_numpy(np.concatenate([any_bits, usual.astype(dtype), borders]))
+        for place, names in ((torch, FUNCTIONS), (nn.functional, FUNCTIONS_OF_LAYERS)):
+            for name in names.split():
+                result = getattr(place, name)(x)
+                # The sign of NaN is the processor's.
+                print(name, x.dtype, digest(torch.where(result.isnan(), torch.nan, result)))
 
 
 def print_digests() -> None:
@@ -43,4 +64,5 @@ def print_digests() -> None:
 
 if __name__ == "__main__":
     with portable_arithmetic():
+        print_functions()
         print_digests()

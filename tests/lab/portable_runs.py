@@ -33,6 +33,7 @@ from samebits.recipes.catalog import find
 from tests.ranks import recipes_in_ranks as small
 
 RECIPES = ("digits", "mnist", "classify", "vit", "text", "pose", "segment")
+WITH_ADAMW = ("digits-adamw", "classify-adamw")  # half as many steps
 KERNELS, MKL, THREADS, PROCESSES = ("default", "avx2", "avx512"), ("", "AVX2", "COMPATIBLE"), (1, 2, 4), (1, 2, 3)
 TORCH = ("newest", "oldest")
 Row = tuple[str, str, int, int, bool, str]
@@ -74,6 +75,7 @@ def make_data(folder: Path) -> None:
 
 def config_of(recipe: str, data: Path, kernels: str) -> RunConfig:
     """Return the settings of a run of STEPS steps with evaluations."""
+    recipe, _, optimizer = recipe.partition("-")
     if recipe in ("digits", "mnist"):
         more = [f"data.root={data / 'idx'}", "global_batch=20", "micro_batch=8"] if recipe == "mnist" else []
         config = find(recipe).load(["epochs=2", *more]).config
@@ -86,7 +88,11 @@ def config_of(recipe: str, data: Path, kernels: str) -> RunConfig:
     else:
         config = small.classify(data / "classes", model={"name": "resnet18"})
     saved = CheckpointConfig(every="2 steps")
-    return config.model_copy(update={"kernels": kernels, "max_steps": STEPS, "checkpoint": saved})
+    changed = {"kernels": kernels, "max_steps": STEPS, "checkpoint": saved}
+    if optimizer:
+        optim = config.optim.model_copy(update={"name": optimizer, "lr": 1e-3, "weight_decay": 0.05})
+        changed |= {"max_steps": STEPS // 2, "optim": optim}
+    return config.model_copy(update=changed)
 
 
 def tiny_vit() -> torch.nn.Module:
@@ -203,7 +209,7 @@ def print_table(recipes: Sequence[str], rows: Sequence[Row]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES + WITH_ADAMW, default=list(RECIPES))
     parser.add_argument("--kernels", default="portable")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--processes", type=int, default=1)

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.portable_runs import OLDEST, RECIPES, ROWS, Row, can_run, hash_after_kills, hashes, name_of
+from tests.lab.portable_runs import OLDEST, RECIPES, ROWS, WITH_ADAMW, Row, can_run, hash_after_kills, hashes, name_of
 
 FIRST = ROWS[0]
-ON_ARM = ("digits", "mnist", "classify")  # a step takes seconds under QEMU
+EVERY = (*RECIPES, *WITH_ADAMW)
+ON_ARM = ("digits", "mnist", "classify", *WITH_ADAMW)  # a step takes seconds under QEMU
+OPERATIONS = ("-m", "tests.lab.portable_operations")
 
 
 @pytest.fixture(scope="module")
 def wanted() -> dict[str, str]:
-    return hashes(FIRST, RECIPES, "portable")
+    return hashes(FIRST, EVERY, "portable")
 
 
 @pytest.mark.timeout(1800)
@@ -24,14 +26,13 @@ def wanted() -> dict[str, str]:
 def test_recipes_have_one_hash_in_each_environment(row: Row, wanted: dict[str, str]) -> None:
     if not can_run(row):
         pytest.skip("OLDEST_TORCH names no Python with the oldest supported torch")
-    assert hashes(row, RECIPES, "portable") == wanted
+    assert hashes(row, EVERY, "portable") == wanted
 
 
 def test_operations_have_one_hash_with_the_oldest_torch() -> None:
     if not OLDEST:
         pytest.skip("OLDEST_TORCH names no Python with the oldest supported torch")
-    command = ["-m", "tests.lab.portable_operations"]
-    old, new = (subprocess.check_output([python, *command], text=True) for python in (OLDEST, sys.executable))
+    old, new = (subprocess.check_output([python, *OPERATIONS], text=True) for python in (OLDEST, sys.executable))
     assert old.splitlines() == new.splitlines()
 
 
@@ -52,6 +53,9 @@ def test_an_arm_processor_has_the_same_hashes(tmp_path: Path, wanted: dict[str, 
     if os.geteuid() != 0 or shutil.which("dpkg") is None:
         pytest.skip("the emulated machine is made of Debian's packages, by root")
     subprocess.run(["tests/lab/aarch64", str(tmp_path)], check=True)
+    python = str(tmp_path / "python")
+    here, there = (subprocess.check_output([each, *OPERATIONS], text=True) for each in (sys.executable, python))
+    assert there.splitlines() == here.splitlines()
     alone = ("", "", 1, 1, True, "newest")
-    found = hashes(alone, ON_ARM, "portable", str(tmp_path / "python"))
+    found = hashes(alone, ON_ARM, "portable", python)
     assert found == {recipe: wanted[recipe] for recipe in ON_ARM}

@@ -122,8 +122,7 @@ def mse_loss(x: Tensor, y: Tensor, reduction: int = 1) -> Tensor:
 
 def mse_loss_backward(g: Tensor, x: Tensor, y: Tensor, reduction: int) -> Tensor:
     """Return the gradient of the first argument."""
-    d = (x - y) * 2.0 * g
-    return over(d, x.numel()) if reduction == 1 else d
+    return _of_each((x - y) * 2.0 * g, reduction)
 
 
 def smooth_l1_loss(x: Tensor, y: Tensor, reduction: int = 1, beta: float = 1.0) -> Tensor:
@@ -138,7 +137,7 @@ def smooth_l1_loss_backward(g: Tensor, x: Tensor, y: Tensor, reduction: int, bet
     """Return the gradient of the first argument."""
     d = x - y
     slope = torch.where(d.abs() < beta, over(d, beta), d.sign()) if beta else d.sign()
-    return over(slope * g, x.numel()) if reduction == 1 else slope * g
+    return _of_each(slope * g, reduction)
 
 
 def huber_loss(x: Tensor, y: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
@@ -149,14 +148,18 @@ def huber_loss(x: Tensor, y: Tensor, reduction: int = 1, delta: float = 1.0) -> 
 
 def huber_loss_backward(g: Tensor, x: Tensor, y: Tensor, reduction: int, delta: float) -> Tensor:
     """Return the gradient of the first argument."""
-    slope = (x - y).clamp(-delta, delta) * g
-    return over(slope, x.numel()) if reduction == 1 else slope
+    return _of_each((x - y).clamp(-delta, delta) * g, reduction)
 
 
 def _reduced(losses: Tensor, reduction: int) -> Tensor:
     if reduction == 0:
         return losses
     return reductions.mean(losses) if reduction == 1 else reductions.sum_(losses)
+
+
+def _of_each(gradients: Tensor, reduction: int) -> Tensor:
+    """Gradients through `_reduced`: a mean divides them."""
+    return over(gradients, gradients.numel()) if reduction == 1 else gradients
 
 
 def binary_cross_entropy(
@@ -175,8 +178,7 @@ def binary_cross_entropy_backward(
 ) -> Tensor:
     """Return the gradient of the probabilities."""
     slope = g * (x - y) / ((1.0 - x) * x).clamp(min=1e-12)
-    slope = slope if weight is None else slope * weight
-    return over(slope, x.numel()) if reduction == 1 else slope
+    return _of_each(slope if weight is None else slope * weight, reduction)
 
 
 def binary_cross_entropy_with_logits(

@@ -327,8 +327,7 @@ def _samples(
         else bin_sizes.ceil().clamp(min=0.0)
     )
     for pair in counts.unique(dim=0).tolist():
-        count_x = int(pair[0])
-        count_y = int(pair[1])
+        count_x, count_y = map(int, pair)
         if not count_x or not count_y:
             continue  # an empty box: its average is 0
         places = (counts == counts.new_tensor(pair)).all(1).nonzero()[:, 0]

@@ -103,8 +103,8 @@ def _is_exact(device: str) -> bool:
     factors = [
         (ramp * 7 % 256 - 128, (ramp * 11 % 256 - 128).T),
         (ramp * 0 - 128, (ramp * 0 - 128).T),
+        (ramp % 2 * 255 - 128, ramp.T * 0 + 127),
     ]
-    factors.append((ramp % 2 * 255 - 128, ramp.T * 0 + 127))
     try:
         return all(
             torch.equal(torch._int_mm(a.char(), b.char()).long(), _slow(a, b)) for a, b in factors
@@ -205,8 +205,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     if 0 in (*a.shape, *b.shape):
         return a.new_zeros(*a.shape[:-1], b.shape[-1])
     (a_up, row), (b_up, column) = grid(a, BITS, (-1,)), grid(b, BITS, (-2,))
-    m = a.shape[-2]
-    k = a.shape[-1]
+    m, k = a.shape[-2:]
     n = b.shape[-1]
     unit = choose_unit(m, k, n, a.device) if a.dim() == 2 else FLOAT64
     left = a.new_empty(*a.shape[:-1], unit, k, dtype=digit_type(unit))

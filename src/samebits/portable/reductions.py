@@ -78,7 +78,8 @@ def norm(
     if p == 1:
         return exact_sum(x.abs(), dims, keepdim=keepdim).to(x.dtype)
     if math.isinf(p):
-        return x.abs().amax(dims, keepdim=keepdim) if p > 0 else x.abs().amin(dims, keepdim=keepdim)
+        choose = torch.amax if p > 0 else torch.amin
+        return choose(x.abs(), dims, keepdim=keepdim)
     raise NotImplementedError
 
 
@@ -165,7 +166,7 @@ def layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize over the last dimensions."""
-    dims = list(range(x.dim() - len(shape), x.dim()))
+    dims = range(x.dim() - len(shape), x.dim())
     deviation, center, _, inverse = _statistics(x, dims, eps)
     return _affine(deviation.mul_(inverse), weight, bias), center, inverse
 
@@ -181,8 +182,8 @@ def layer_norm_backward(
     bias: Tensor | None, mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of input, weight and bias of `layer_norm`."""
-    dims = list(range(x.dim() - len(shape), x.dim()))
-    others = list(range(x.dim() - len(shape)))
+    dims = range(x.dim() - len(shape), x.dim())
+    others = range(x.dim() - len(shape))
     n = math.prod(shape)
     normal = (x - center).mul_(inverse)
     gradient = None
@@ -283,7 +284,7 @@ def nll_loss(
     losses = torch.where(is_used, -x.gather(classes, place).squeeze(classes) * weights, 0.0)
     if reduction == 0:
         return losses, x.new_zeros(())
-    every = list(range(losses.dim()))
+    every = range(losses.dim())
     total = exact_sum(weights, every)
     loss = exact_sum(losses, every)
     return (loss / total if reduction == 1 else loss).to(x.dtype), total.to(x.dtype)
@@ -300,7 +301,9 @@ def nll_loss_backward(
 ) -> Tensor:
     """Return the gradient of `nll_loss`'s argument."""
     classes, is_used, place, weights = _classes(x, target, weight, ignore_index)
-    each = -g * weights / total if reduction == 1 else -g * weights
+    each = -g * weights
+    if reduction == 1:
+        each = each / total
     each = torch.where(is_used, each, 0.0)
     return torch.zeros_like(x).scatter(classes, place, each.unsqueeze(classes))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map  # no public name
 
 from samebits.portable import (
     elementwise,
@@ -53,10 +54,9 @@ _AS_IT_IS = {
         eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor
         ge.Scalar isnan isinf equal allclose isin.Tensor_Tensor isin.Tensor_Scalar isin.Scalar_Tensor nonzero
         count_nonzero count_nonzero.dim_IntList any any.dim any.dims all all.dim all.dims _is_all_true _is_any_true
-        max max.dim min min.dim amax amin aminmax argmax argmin cummax cummin sort sort.stable topk bucketize.Tensor
-        bucketize.Scalar searchsorted.Tensor searchsorted.Scalar unique_dim _unique2 unique_consecutive minimum maximum
-        clamp clamp.Tensor clamp_min clamp_min.Tensor clamp_max clamp_max.Tensor relu threshold threshold_backward
-        hardtanh hardtanh_backward hardshrink hardshrink_backward softshrink_backward nan_to_num sign
+        max.dim min.dim argmax argmin cummax cummin sort sort.stable topk bucketize.Tensor bucketize.Scalar
+        searchsorted.Tensor searchsorted.Scalar unique_dim _unique2 unique_consecutive threshold threshold_backward
+        hardtanh_backward hardshrink hardshrink_backward softshrink_backward nan_to_num sign
         max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d adaptive_max_pool3d logical_and logical_or
         logical_xor logical_not""",
     "bits, signs, and rounding to whole numbers: nothing is lost": """
@@ -64,7 +64,7 @@ _AS_IT_IS = {
         bitwise_or.Scalar bitwise_or.Scalar_Tensor bitwise_xor.Tensor bitwise_xor.Scalar
         bitwise_xor.Scalar_Tensor bitwise_not __lshift__.Tensor __lshift__.Scalar __rshift__.Tensor __rshift__.Scalar
         frexp.Tensor nextafter floor ceil round trunc frac neg""",
-    "one product or difference a value, which rounds once": "leaky_relu leaky_relu_backward softshrink",
+    "one product or difference a value, which rounds once": "leaky_relu leaky_relu_backward",
 }
 AS_IT_IS = frozenset(name for names in _AS_IT_IS.values() for name in names.split())
 
@@ -120,6 +120,12 @@ def _dividing(func: Any) -> Callable[..., Any]:
     return run
 
 
+def _without_negative_zero(func: Any) -> Callable[..., Any]:
+    """A choice of values. Which of two zeros it is depends on the processor and on the number of threads: here +0."""
+    # False is a zero of any type, and -0 + 0 is +0.
+    return lambda *args, **options: tree_map(lambda x: x.add_(False), func(*args, **options))
+
+
 def _on_cpu(func: Any) -> Callable[..., Any]:
     """Whole random numbers of the CPU's generator, which is the same on each processor; a GPU has another one."""
     return lambda x, *args, **options: (
@@ -127,12 +133,16 @@ def _on_cpu(func: Any) -> Callable[..., Any]:
     )
 
 
+_CHOICES = """
+    max min amax amin aminmax maximum minimum clamp clamp.Tensor clamp_min clamp_min.Tensor clamp_max clamp_max.Tensor
+    relu hardtanh"""
 # These take the operation, in place or not, and return what to call instead.
 AROUND: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "mul.Tensor": _of_reals, "mul.Scalar": _of_reals, "reciprocal": _of_reals, "abs": _of_reals, "sgn": _of_reals,
     "add.Tensor": _with_alpha, "add.Scalar": _with_alpha, "sub.Tensor": _with_alpha, "sub.Scalar": _with_alpha,
     "div.Tensor": _dividing, "div.Scalar": _dividing, "random_": _on_cpu, "random_.from": _on_cpu,
     "random_.to": _on_cpu,
+    **dict.fromkeys(_CHOICES.split(), _without_negative_zero),
     # The int8 kernels of processors without VNNI saturate.
     "_int_mm": lambda _: lambda x, y: (x.double() @ y.double()).to(torch.int32),
 }  # fmt: skip
@@ -215,10 +225,10 @@ def _arange(*bounds: float, dtype: torch.dtype | None = None, **options: Any) ->
         if dtype is None
         else not dtype.is_floating_point
     )
-    options = {name: each for name, each in options.items() if name == "device"}
+    device = options.get("device")
     if is_whole or not step or (end - start) / step < 0:  # torch has the error for a wrong step
-        return torch.arange(*bounds, dtype=dtype, **options)
-    i = torch.arange(math.ceil((end - start) / step), dtype=torch.float64, **options)
+        return torch.arange(*bounds, dtype=dtype, device=device)
+    i = torch.arange(math.ceil((end - start) / step), dtype=torch.float64, device=device)
     return (i * step + start).to(dtype or torch.get_default_dtype())
 
 
@@ -311,6 +321,7 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "silu": lambda x: x * functions.sigmoid(x),
     **FORMULAS,
     "hardswish": lambda x: x * elementwise.hardsigmoid(x),
+    "softshrink": lambda x, lambd=0.5: x + 0.0 - x.clamp(-lambd, lambd),
     "mish": lambda x: x * functions.tanh(functions.softplus(x)),
     "log_sigmoid_forward": lambda x: (-functions.softplus(-x), x.new_empty(0)),
     "log_sigmoid_backward": lambda g, x, buffer: g * functions.sigmoid(-x),
