@@ -316,10 +316,11 @@ class AverageWatch:
         self._before = None
         if changed and hold_average(self._models, self._is_trained, changed):
             raise TrainError(
-                "weights are averaged by hand in the training loop",
+                "weights are averaged or copied by hand in the training loop",
                 given=f"step {step:,}, counted from 0",
-                cause="The average would move once a micro-batch, whose number depends on the processes.",
-                fix="Move it once a step: if loader.sync_gradients: ... Or use torch's, given to "
+                cause="The average would move, or the copy be taken, in each micro-batch, whose number depends on the "
+                "processes.",
+                fix="Do it once a step: if loader.sync_gradients: ... Or use torch's average, given to "
                 "exact(per_step=[average]) in a script that calls exact():\n"
                 "+average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))\n"
                 "+    average.update_parameters(model)  # in the loop, after optimizer.step()",

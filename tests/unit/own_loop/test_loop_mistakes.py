@@ -52,7 +52,7 @@ def test_an_average_of_one_of_two_models_by_hand_is_named() -> None:
     average = copy.deepcopy(first)
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (first, second)]
     _, _, loader = samebits.exact([first, second], optimizers, data_loader(), global_batch=8)
-    with pytest.raises(TrainError, match="weights are averaged by hand in the training loop"):
+    with pytest.raises(TrainError, match="weights are averaged or copied by hand in the training loop"):
         for x, _ in loader:
             for model, other, optimizer in ((first, second, optimizers[0]), (second, first, optimizers[1])):
                 model.requires_grad_(True)
@@ -245,12 +245,28 @@ def test_a_loss_scaler_that_is_not_listed_is_named(is_scheduled: bool) -> None:
 def test_an_average_by_hand_in_each_body_is_named(through_data: bool) -> None:
     loop = Loop()
     average = copy.deepcopy(loop.model)
-    with pytest.raises(TrainError, match="weights are averaged by hand in the training loop"):
+    with pytest.raises(TrainError, match="weights are averaged or copied by hand in the training loop"):
         for batch in loop.loader:
             loop.loss(batch).backward()
             loop.optimizer.step()
             _average(average, loop.model, through_data)
     assert loop.loader.step == 0
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda model: copy.deepcopy(model.state_dict()),  # of the best micro-batch so far
+        lambda model: [each.detach().clone() for each in model.parameters()],
+    ],
+)
+def test_a_copy_of_the_weights_in_each_body_is_named(keep: Callable[[nn.Module], object]) -> None:
+    loop = Loop()
+    with pytest.raises(TrainError, match="averaged or copied by hand"):
+        for batch in loop.loader:
+            loop.loss(batch).backward()
+            loop.optimizer.step()
+            _kept = keep(loop.model)
 
 
 @pytest.mark.parametrize(
