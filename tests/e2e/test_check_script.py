@@ -149,6 +149,13 @@ def test_a_recipe_file_is_no_script() -> None:
     assert not is_script("digits")
 
 
+@pytest.mark.parametrize("use", ["metric = ExactMatch()", "exact_sum(x)", "from base import *"])
+def test_a_recipe_file_without_a_loop_is_no_script(tmp_path: Path, use: str) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(f"import samebits\ndef build(config, info):\n    {'pass' if 'import' in use else use}\n{use}\n")
+    assert not is_script(str(recipe))
+
+
 @pytest.mark.parametrize("build", ["def build():", "def build(width):", "class TrainConfig: ...\ndef build(config):"])
 def test_a_script_with_a_function_named_build_is_no_recipe(tmp_path: Path, build: str) -> None:
     script = tmp_path / "train.py"
@@ -156,7 +163,7 @@ def test_a_script_with_a_function_named_build_is_no_recipe(tmp_path: Path, build
     assert is_script(str(script))
 
 
-@pytest.mark.parametrize("call", ["samebits.exact(net)", "ExactTrainer(net)", "def build(): pass\nsamebits.exact(net)"])
+@pytest.mark.parametrize("call", ["samebits.exact(net)", "class T(ExactTrainer): ...", "def build(): pass\nexact(net)"])
 def test_an_exact_loop_is_refused_as_ranks(tmp_path: Path, call: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"import samebits\n{call}\n")

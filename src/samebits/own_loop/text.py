@@ -29,11 +29,11 @@ def is_script(source: str, ranks: int | None = None) -> bool:
     if path.suffix != ".py" or not path.is_file():
         return bool(ranks)
     text = path.read_text(encoding="utf-8", errors="replace")
-    # Both: a script may have a function build() too.
-    if not ranks and re.search(r"(?ms)\A(?=.*\bConfig\b).*^def build\(", text):
+    # exact, and the integrations' ExactStrategy, ExactAccelerator and ExactTrainer, which scripts derive classes from.
+    has_loop = re.search(r"\bexact\(|\bExact(Strategy|Accelerator|Trainer)", text)
+    # A script may have a function build() too.
+    if not ranks and not has_loop and re.search(r"(?m)^def build\(", text):
         return False
-    # exact, and the integrations' ExactStrategy, ExactAccelerator, ExactTrainer
-    has_loop = re.search(r"\b(exact|Exact\w+)\(", text)
     if ranks and has_loop and "samebits" in text:
         raise ConfigError(
             f"{source} has an exact loop, which is not observed as {ranks} ranks",
@@ -43,7 +43,7 @@ def is_script(source: str, ranks: int | None = None) -> bool:
     if not ranks and not has_loop:
         raise ConfigError(
             f"{source} has no exact loop and is no recipe",
-            allowed="a script that calls samebits.exact, or a recipe file with Config and build(config)",
+            allowed="a script that calls samebits.exact, or a recipe file with build(config)",
             fix="Add the lines of docs/own-loop.md to the script: model, optimizer, loader = samebits.exact(...). "
             "Or give --as N, as for samebits launch.",
         )
