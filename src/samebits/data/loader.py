@@ -13,6 +13,7 @@ between them. With two workers:
 Workers are forked, and reading happens under one thread and seeded generators (`read`), in a worker as in the rank.
 """
 
+import gc
 import multiprocessing
 import re
 import signal
@@ -298,6 +299,8 @@ class Loader:
 
 
 def _start_worker(worker: int, then: Callable[[int], None] | None) -> None:
+    # Garbage of the rank is not this process's to end: a library's object may wait for threads, which no fork has.
+    gc.freeze()
     torch.set_num_threads(1)  # as in read()
     # Sent to the whole process group. The rank handles them and stops its workers, which exit if it dies.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

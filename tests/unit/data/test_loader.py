@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import random
 import signal
@@ -73,6 +74,28 @@ class Threads:
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         return Batch(torch.tensor(torch.get_num_threads()), None, torch.from_numpy(indices))
+
+
+class Collecting:
+    """A data set that lets a worker collect garbage, as a long epoch does."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
+        gc.collect()
+        return Batch(torch.zeros(len(indices)), None, torch.from_numpy(indices))
+
+
+class WithThreads:
+    """An object of a library whose end waits for threads: after a fork they are missing, and the process aborts."""
+
+    def __init__(self) -> None:
+        self.pid, self.itself = os.getpid(), self
+
+    def __del__(self) -> None:
+        if os.getpid() != self.pid:
+            os.abort()
 
 
 class Damaged:
@@ -243,6 +266,28 @@ def test_workers_read_the_same_bits_where_the_rank_has_more_threads_than_one() -
     finally:
         torch.set_num_threads(before)
     assert torch.equal(here, worker)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+@pytest.mark.parametrize("is_in_use", [False, True])
+def test_workers_leave_objects_of_the_rank_alone(num_workers: int, is_in_use: bool) -> None:
+    order = Order(4, 4, 2)
+    gc.disable()
+    try:
+        made = [WithThreads()]
+        if not is_in_use:
+            made.clear()  # garbage, which this process has not collected yet
+        loader = Loader(
+            Collecting(), lambda: requests_of(order.steps(alone("cpu"), stop=3)), CPU, num_workers=num_workers
+        )
+        try:
+            for step in order.steps(alone("cpu"), stop=3):
+                for micro_batch in step.micro_batches:
+                    loader.batch(micro_batch.indices, micro_batch.keys)
+        finally:
+            loader.close()
+    finally:
+        gc.enable()
 
 
 def test_workers_end_when_their_rank_is_killed_so_that_its_run_folder_is_free_at_once(tmp_path: Path) -> None:
