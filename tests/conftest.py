@@ -22,8 +22,8 @@ from tests import guards
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _ROOT = Path(__file__).resolve().parents[1]
-# Folders of tests that start processes.
-_WITH_PROCESSES = {"e2e", "faults", "cluster", "foreign", "ranks"}
+# Folders of tests that start processes, and of one that takes four minutes.
+_WITH_PROCESSES = {"e2e", "faults", "cluster", "foreign", "ranks", "portable"}
 _CONFIG_HOME = pytest.StashKey[TemporaryDirectory[str]]()
 
 

@@ -82,9 +82,10 @@ def test_tokens_have_one_weight_on_any_number_of_processes(tmp_path: Path, way: 
 def test_what_a_loss_keeps_is_named(tmp_path: Path, way: str, size: int) -> None:
     with worlds_of(TOKENS, tmp_path) as started:
         ended = started.starter.run_files([TOKENS], size, way, alone=True)
-    assert set(ended.codes) == {1}, ended
-    assert "the first micro-batch of a step gives another gradient when it is repeated" in ended.texts[0]
-    assert "self.state.global_step" in ended.texts[0]
+    assert 1 in ended.codes, ended  # the others may be ended by then, as by a launcher
+    text = "".join(ended.texts)
+    assert "the first micro-batch of a step gives another gradient when it is repeated" in text
+    assert "self.state.global_step" in text
 
 
 @pytest.mark.lab

@@ -128,7 +128,7 @@ def test_each_of_sixty_flipped_bits_names_its_rank(pool: RankPool) -> None:
 
 
 # Several runs, because 2,000 steps in one take longer than ranks have for an answer, on a busy machine.
-@pytest.mark.parametrize("runs", [1, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.parametrize("runs", [1, pytest.param(5, marks=pytest.mark.full), pytest.param(20, marks=pytest.mark.lab)])
 def test_ranks_that_compute_right_are_never_named(pool: RankPool, runs: int) -> None:
     for _ in range(runs):
         assert pool.run(3, train_with_flips, 100, []) == ["", "", ""]

@@ -136,7 +136,7 @@ def test_ctrl_c_before_a_machine_has_joined_keeps_no_other_one_out(run: Run) -> 
     (run.folder / "ready-c").touch()
     third = run.begin(UP_TO_3)
     wait_until(lambda: third.states == {"member"}, 60)
-    assert len(first.view.members) == 2
+    wait_until(lambda: len(first.view.members) == 2, 60)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
