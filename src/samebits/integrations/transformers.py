@@ -268,12 +268,12 @@ class ExactTrainerMixin(_Base):
             is_more = len(self._step.micro_batches) > len(step.micro_batches)
             self._first_inputs = copy.deepcopy(inputs) if is_more else None
         self._fetched.popleft()
+        self._micro_batch = micro_batch
         loss = self._run(model, inputs, micro_batch, num_items_in_batch)
         if not self._fetched and self._first_inputs is not None:
             # The repetition of the first one is not among those that the Trainer has fetched for the step.
             again = self._step.micro_batches[-1]
             self._run(model, self._first_inputs, again, num_items_in_batch)
-        self._micro_batch = micro_batch
         if self._loop.is_last:
             self._loop.seed_update()  # for callbacks, such as on_pre_optimizer_step
         return loss

@@ -110,10 +110,11 @@ class EvalLoader:
     def sums(self) -> dict[str, float]:
         """Return the sums over all batches, equal on all ranks. Called on all of them after the loop."""
         merged: dict[str, list[float]] = {}
-        for numbers in ChainMap(*collectives.all_gather_object(self.world, self._numbers)).values():
-            # `extend`: fsum needs the single numbers, as a sum of each rank would be rounded already.
-            for name, values in numbers.items():
-                merged.setdefault(name, []).extend(values)
+        for own in collectives.all_gather_object(self.world, self._numbers):
+            for numbers in own.values():
+                # `extend`: fsum needs the single numbers, as a sum of each rank would be rounded already.
+                for name, values in numbers.items():
+                    merged.setdefault(name, []).extend(values)
         # fsum rounds once, at the end, so the order does not matter. It raises an error for infinities.
         return {
             name: math.fsum(values) if all(map(math.isfinite, values)) else math.nan

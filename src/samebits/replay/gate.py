@@ -83,9 +83,9 @@ class GateResult:
 def default_file(source: str) -> Path:
     """Return the path of a source's file: train.gate.json beside train.py."""
     path = Path(source)
-    if path.suffix not in (".py", ".yaml", ".yml"):
-        path = Path(source.replace("/", "-"))
-    return path.with_suffix(".gate.json")
+    if path.suffix in (".py", ".yaml", ".yml"):
+        return path.with_suffix(".gate.json")
+    return Path(f"{source.replace('/', '-')}.gate.json")
 
 
 def recorded_ranks(file: Path) -> int | None:

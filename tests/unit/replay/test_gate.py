@@ -171,7 +171,12 @@ def test_ranks_that_the_file_does_not_have_are_refused(written: Path, ranks: int
 
 @pytest.mark.parametrize(
     ("source", "file"),
-    [("a/train.py", "a/train.gate.json"), ("digits", "digits.gate.json"), ("my.yaml", "my.gate.json")],
+    [
+        ("a/train.py", "a/train.gate.json"),
+        ("digits", "digits.gate.json"),
+        ("my.yaml", "my.gate.json"),
+        ("timm/net-1.5", "timm-net-1.5.gate.json"),
+    ],
 )
 def test_the_file_is_beside_its_source(source: str, file: str) -> None:
     assert default_file(source) == Path(file)

@@ -106,17 +106,17 @@ def list_folder(
             allowed=f"{root}/daisy/a.jpg, {root}/tulips/b.jpg and so on: a folder for each class",
             fix="Move the images of each class into a folder named after the class.",
         )
+    check_names(root, names)
+    check_classes(root, names)
+    # os.walk() leaves out a folder that cannot be read: it has no images then.
+    inner = [set(next(os.walk(root / name), ("", [], []))[1]) for name in names]
+    # A test set without classes cannot be evaluated on.
+    with_folders = [name for name, inside in zip(names, inner, strict=True) if inside]
     if not are_named and all(map(_is_part, names)):
         raise DataError(
             f"the folders in {root} look like a split, not like classes: {', '.join(names)}",
-            fix=_split_settings(root, names),
+            fix=_split_settings(root, with_folders or names),
         )
-    check_names(root, names)
-    check_classes(root, names)
-    inner = [
-        {each for each in os.listdir(root / name) if (root / name / each).is_dir()}
-        for name in names
-    ]
     if (
         not are_named
         and len(names) > 1
@@ -221,10 +221,7 @@ def check_classes(path: Path, names: Collection[str]) -> None:
 
 
 def _split_settings(root: Path, names: Sequence[str]) -> str:
-    """Return a fix with the settings that name the folders of a split; not of a test set without classes."""
-    names = [
-        name for name in names if any(each.is_dir() for each in (root / name).iterdir())
-    ] or names
+    """Return a fix with the settings that name the folders of a split."""
     known = {word: name for name in reversed(names) for word in _words(name)}
     classes = "\nIf they are classes, set data.classes to their list."
     train, validation = (
