@@ -37,9 +37,6 @@ DOORS: dict[str, dict[str, str]] = {
         "watchdog.detector": "a trial may hang",
     },
     "run_views": {},
-    "sweeps": {
-        "cluster.signals launch.subcommand": "a trial is a command, samebits train",
-    },
 }
 NUM_DOORS = sum(len(names.split()) for doors in DOORS.values() for names in doors)
 

@@ -112,14 +112,6 @@ def test_a_job_at_its_time_limit_saves_requeues_itself_and_ends_as_without_it(sl
     assert f"from step {stopped_at:,}" in log
 
 
-def test_a_grid_trains_each_trial_in_a_folder_of_its_own(slurm: Slurm, tmp_path: Path) -> None:
-    job = _submit(slurm, "epochs=1", "--run-dir", tmp_path / "sweep", "--grid", "optim.lr=0.05,0.1")
-    wait_until(lambda: set(_state(slurm, job).split()) == {"COMPLETED"}, timeout_s=LONG_S)
-    runs = [tmp_path / "sweep" / name for name in ("trial-0001", "trial-0002")]
-    assert weights(runs[0]) != weights(runs[1])
-    assert "lr: 0.05" in (runs[0] / "config.yaml").read_text()
-
-
 def test_a_refusal_by_sbatch_is_reported_in_its_words(slurm: Slurm, tmp_path: Path) -> None:
     options = ["--run-dir", tmp_path / "run", "--sbatch=--partition=none"]
     done = slurm.run(*SAMEBITS, "submit", "digits", *options, PYTHONPATH=PYTHON_PATH)

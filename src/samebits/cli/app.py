@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from samebits.cli import config, doctor, launch, model, replay, runs, sweep, train
+from samebits.cli import config, doctor, launch, model, replay, runs, train
 from samebits.cli.options import CONTEXT, Commands, LocalRank
 from samebits.version import __version__
 
@@ -45,7 +45,6 @@ def _root(
 # In the help each group has a heading; the order is that of a user's day.
 app.command("train", rich_help_panel="Train")(train.train)
 app.command("launch", context_settings=launch.CONTEXT, rich_help_panel="Train")(launch.launch)
-app.command("sweep", cls=sweep.SweepCommand, rich_help_panel="Train")(sweep.sweep)
 app.command("config", rich_help_panel="Train")(config.config)
 app.add_typer(config.app, name="data", rich_help_panel="Train")
 app.command("eval", rich_help_panel="Look")(model.evaluate)
@@ -64,5 +63,5 @@ app.command("push", rich_help_panel="Share")(model.push)
 app.command("pull", rich_help_panel="Share")(model.pull)
 app.command("trust", rich_help_panel="Share")(config.trust)
 app.command("doctor", rich_help_panel="Cluster")(doctor.doctor)
-app.command("submit", cls=sweep.SweepCommand, rich_help_panel="Cluster")(launch.submit)
+app.command("submit", rich_help_panel="Cluster")(launch.submit)
 app.command("call", hidden=True)(launch.call)

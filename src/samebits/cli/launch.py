@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from samebits.cli.options import (
     Debug,
-    GridValues,
     Overrides,
     SourceName,
     argument,
@@ -22,10 +19,6 @@ from samebits.cli.options import (
 from samebits.errors import ConfigError, LaunchError, cannot_make
 from samebits.launch.subcommand import SAMEBITS
 from samebits.process_range import parse_range
-
-if TYPE_CHECKING:
-    from samebits.launch.slurm import BatchJob
-
 
 # `samebits launch`: a DistributedDataParallel script, unmodified, as on N GPUs, on whatever there is.
 
@@ -121,14 +114,10 @@ def submit(
     time: Time = "",
     warning_s: Warning = 120,
     sbatch: Sbatch = None,
-    grid: GridValues = None,
     dry_run: DryRun = False,
     debug: Debug = False,
 ) -> None:
-    """Submit a run to Slurm. Before its time limit it saves, requeues itself and resumes, with equal results.
-
-    With --grid, a sweep as an array of jobs, whose folder is --run-dir; see samebits sweep.
-    """
+    """Submit a run to Slurm. Before its time limit it saves, requeues itself and resumes, with equal results."""
     from samebits.launch.slurm import BatchJob, batch_script
     from samebits.recipes.catalog import command_arguments, find
     from samebits.recipes.trust import check_tracker_files
@@ -149,9 +138,6 @@ def submit(
         warning_s=warning_s,
         options=sbatch or [],
     )
-    if grid:
-        _submit_sweep(job, source, overrides or [], grid, dry_run=dry_run)
-        return
     text = batch_script(job)
     if dry_run:
         print(text, end="")
@@ -162,28 +148,6 @@ def submit(
     except OSError as error:
         raise cannot_make(run_dir, error) from None
     print(_submitted(text))
-
-
-def _submit_sweep(
-    job: BatchJob, source: str, overrides: list[str], grid: list[str], *, dry_run: bool
-) -> None:
-    """Define a sweep in the run folder, and submit its trials as an array of jobs."""
-    from samebits.launch.slurm import batch_script
-    from samebits.sweeps.runner import OUTPUT
-    from samebits.sweeps.state_file import define_grid, make_folder, trial_name
-
-    sweep = define_grid(source, overrides, grid)
-    trials = {trial_name(number): settings for number, settings in enumerate(sweep.trials)}
-    text = batch_script(replace(job, command=[*SAMEBITS, "train", *sweep.arguments], trials=trials))
-    if dry_run:
-        print(text, end="")
-        return
-    folder = make_folder(job.run_dir.name, job.run_dir)
-    sweep.write(folder)
-    # Slurm makes no folder for the output of a job.
-    (folder / OUTPUT).mkdir(exist_ok=True)
-    print(_submitted(text))
-    print(f"table: samebits sweep {shlex.quote(str(job.run_dir))} --show")
 
 
 def _submitted(text: str) -> str:

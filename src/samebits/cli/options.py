@@ -162,14 +162,6 @@ RunFolder = Annotated[
     Path,
     typer.Argument(metavar="RUN", parser=path_of("RUN"), help="A run folder.", show_default=False),
 ]
-GridValues = Annotated[
-    list[str] | None,
-    option(
-        "KEY=A,B ...",
-        "Settings with the values to combine, such as --grid optim.lr=0.1,0.03 seed=0:3; 0:3 is 0, 1 and 2.",
-        "--grid",
-    ),
-]
 # A trained model: run folder or file, the preset of a file, and the weights to take.
 Model = Annotated[
     Path,

@@ -141,11 +141,7 @@ def compare(runs: Runs, as_json: Json = False, debug: Debug = False) -> None:
 # `samebits report`: one HTML file on one or several runs.
 
 
-MAX_COMPARED = 8  # trials of a sweep
-RunsOrSweep = Annotated[
-    list[Path],
-    argument("RUN...", "Run folders, or the folder of a sweep."),
-]
+RunOrRuns = Annotated[list[Path], argument("RUN...", "Run folders.")]
 Out = Annotated[
     Path | None,
     path_option("--out", "FILE", "The HTML file; default: report.html in the run folder."),
@@ -159,7 +155,7 @@ Svg = Annotated[
 ]
 
 
-def report(runs: RunsOrSweep, out: Out = None, svg: Svg = None, debug: Debug = False) -> None:
+def report(runs: RunOrRuns, out: Out = None, svg: Svg = None, debug: Debug = False) -> None:
     """Write one HTML file on runs, which opens without a network.
 
     Shows curves, evaluation images, where the time went, faults and restarts, environment, settings and hashes. For
@@ -167,7 +163,6 @@ def report(runs: RunsOrSweep, out: Out = None, svg: Svg = None, debug: Debug = F
     """
     from samebits.run_views.page.build import check_page
     from samebits.run_views.summary import check_run
-    from samebits.sweeps.state_file import is_sweep
 
     if len(runs) > MAX_RUNS:
         raise ConfigError(
@@ -177,9 +172,6 @@ def report(runs: RunsOrSweep, out: Out = None, svg: Svg = None, debug: Debug = F
         raise ConfigError(
             "--out is missing for several runs", fix="Add --out FILE, such as --out report.html."
         )
-    if len(runs) == 1 and is_sweep(runs[0]):
-        _report_sweep(runs[0], out or runs[0] / "report.html", svg)
-        return
     for run in runs:
         check_run(run)
     target = out or runs[0] / "report.html"
@@ -189,30 +181,6 @@ def report(runs: RunsOrSweep, out: Out = None, svg: Svg = None, debug: Debug = F
 
     histories = [read_history(run) for run in runs]
     _write(report_page(histories), target, histories, svg)
-
-
-def _report_sweep(folder: Path, target: Path, svg: Path | None) -> None:
-    from samebits.run_views.history import read_history
-    from samebits.run_views.page.build import SweepRow, check_page, sweep_page
-    from samebits.run_views.summary import check_run
-    from samebits.run_views.table import group_by_setting
-    from samebits.sweeps.runner import ranked, read_trials
-    from samebits.sweeps.state_file import read_sweep, settings_of
-
-    check_page(target)
-    sweep = read_sweep(folder)
-    trials = ranked(read_trials(folder, sweep))
-    rows = []
-    for trial in trials:
-        typed = settings_of(sweep.trials[trial.number])
-        rows.append(SweepRow(trial.summary, [typed.get(key, "") for key in sweep.keys]))
-    # Of several seeds all, since the curves are their means.
-    most = MAX_RUNS if group_by_setting([trial.summary for trial in trials]) else MAX_COMPARED
-    compared = [trial.summary.path for trial in trials if trial.summary.state != "waiting"][:most]
-    for run in compared:
-        check_run(run)
-    histories = [read_history(run) for run in compared]
-    _write(sweep_page(folder.absolute().name, sweep.keys, rows, histories), target, histories, svg)
 
 
 def _write(page: str, target: Path, runs: Sequence[RunHistory], svg: Path | None) -> None:

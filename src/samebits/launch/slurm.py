@@ -2,8 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from samebits.errors import ConfigError
@@ -27,8 +27,6 @@ class BatchJob:
     time: str = ""  #: Time limit in Slurm's format: "4:00:00"; "": the partition's default.
     warning_s: int = 120  #: Seconds between the warning and the time limit.
     options: Sequence[str] = ()  #: Additional sbatch options, such as "--partition=gpu".
-    #: Settings of each job of an array, by the name of its run folder in `run_dir`; empty: a single job.
-    trials: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def batch_script(job: BatchJob) -> str:
@@ -49,9 +47,8 @@ def batch_script(job: BatchJob) -> str:
                 given=repr(text),
                 fix="Remove the control character.",
             )
-    folder = shlex.quote(str(job.run_dir)) + ('/"$run"' if job.trials else "")
     # Slurm replaces % in file names, so a literal one is doubled.
-    log = f"{str(job.run_dir).replace('%', '%%')}{'/output/slurm-%A-%a' if job.trials else ''}"
+    log = str(job.run_dir).replace("%", "%%")
     options = [
         _option("job-name", f"samebits-{job.run_dir.name}"),
         f"--nodes={job.nodes}",
@@ -59,27 +56,21 @@ def batch_script(job: BatchJob) -> str:
         f"--cpus-per-task={job.cpus}",
         *([f"--gpus-per-node={job.gpus}"] if job.gpus else []),
         *([_option("time", job.time)] if job.time else []),
-        *([f"--array=0-{len(job.trials) - 1}"] if job.trials else []),
         f"--signal={WARNING}@{job.warning_s}",
         "--requeue",
         "--open-mode=append",
         _option("output", f"{log}.log"),
         *job.options,
     ]
-    command = [
-        shlex.join(job.command),
-        *(['"${settings[@]}"'] if job.trials else []),
-        f"--run-dir {folder} --resume auto",
-    ]
+    command = [*job.command, "--run-dir", str(job.run_dir), "--resume", "auto"]
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in options),
         "",
-        *_choice(job.trials),
         "# Ranks sign their messages with a key of this start. srun passes the environment on.",
         'export SAMEBITS_KEY="${SAMEBITS_KEY:-$(od -An -N32 -tx1 /dev/urandom | tr -d " \\n")}"',
         "# Ranks detect a failed rank by themselves; Slurm must not kill those that are still saving.",
-        f"srun --kill-on-bad-exit=0 {' '.join(command)}",
+        f"srun --kill-on-bad-exit=0 {shlex.join(command)}",
         "code=$?",
         f"# {WARNED}: Slurm has warned of the time limit, and the run has saved. The requeued job resumes it.",
         f'if [ "$code" -eq {WARNED} ]; then',
@@ -96,13 +87,3 @@ def _option(name: str, value: str) -> str:
         return f"--{name}={value}"
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return f'--{name}="{escaped}"'
-
-
-def _choice(trials: Mapping[str, Sequence[str]]) -> list[str]:
-    if not trials:
-        return []
-    cases = [
-        f"    {number}) run={shlex.quote(name)} settings=({shlex.join(settings)}) ;;"
-        for number, (name, settings) in enumerate(trials.items())
-    ]
-    return ['case "$SLURM_ARRAY_TASK_ID" in', *cases, "esac", ""]

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import cloudpickle
 
@@ -73,76 +73,36 @@ def raise_if_stopped(code: int) -> None:
 # Run a command of Samebits for a function of its Python interface, and returns its error.
 
 
-class Subcommand:
-    """A command of Samebits in a process of its own, which saves and exits if this process ends before it.
-
-    Args:
-        error_file: Where it writes its error, as JSON.
-        output: Receives standard output and standard error; None: standard output is this process's.
-        stderr: Receives standard error instead; needed without `output`.
-    """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        error_file: Path,
-        *,
-        output: IO[Any] | None = None,
-        stderr: IO[Any] | None = None,
-        variables: Mapping[str, str] | None = None,
-    ) -> None:
-        self._error_file = error_file
-        # In a process group of its own: Ctrl-C then reaches only this process, in a terminal as in a notebook.
-        #: The process.
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL if output is not None else None,
-            stdout=output,
-            stderr=output if stderr is None else stderr,
-            process_group=0,
-            env={
-                **os.environ,
-                **(variables or {}),
-                CALLER: str(os.getpid()),
-                ERROR_FILE: str(error_file),
-                **import_path(),
-            },
-        )
-
-    def error(self, text: str) -> SamebitsError | None:
-        """Return the error of a command that has ended; None if it had none, or if a signal stopped it."""
-        code = self.process.returncode
-        try:
-            error = from_json(json.loads(self._error_file.read_text(encoding="utf-8")))
-        except (OSError, ValueError):  # it ended without one, by a bug or by a signal
-            error = None
-        if code >= 0 and (error is not None or not 0 < code < 128):
-            return error
-        kind = next((kind for kind in KINDS.values() if kind.exit_code == code), SamebitsError)
-        if text:  # its last output is the only trace, and has its own fix
-            return kind(text.removeprefix(f"{kind.kind}: "))
-        fix = "Run the same command in a terminal, and read its output."
-        return kind(f"training ended with exit code {code}", fix=fix)
-
-
 def run_subcommand(
     command: Sequence[str], variables: Mapping[str, str] | None = None
 ) -> tuple[int, SamebitsError | None]:
-    """Run a command of Samebits in a process of its own; return its exit code, and its error if it wrote one.
+    """Run a command of Samebits in a process of its own; return its exit code, and its error if it had one.
+
+    The command saves and exits if this process ends before it.
 
     Raises:
         Stopped: The user pressed Ctrl-C; raised after the command has ended.
     """
     is_interrupted = False
     with tempfile.TemporaryDirectory(prefix="samebits-") as place:
+        error_file = Path(place) / "error.json"
         # A file and not a pipe: the command writes as much as it likes while this process only waits.
         with tempfile.TemporaryFile(
             "w+", encoding=locale.getencoding(), errors="replace"
         ) as stderr:
-            started = Subcommand(
-                command, Path(place) / "error.json", stderr=stderr, variables=variables
+            # In a process group of its own: Ctrl-C then reaches only this process, in a terminal as in a notebook.
+            child = subprocess.Popen(
+                command,
+                stderr=stderr,
+                process_group=0,
+                env={
+                    **os.environ,
+                    **(variables or {}),
+                    CALLER: str(os.getpid()),
+                    ERROR_FILE: str(error_file),
+                    **import_path(),
+                },
             )
-            child = started.process
             while child.returncode is None:
                 # Again after each signal: `wait` is interrupted, and the command still has to save.
                 try:
@@ -162,7 +122,22 @@ def run_subcommand(
         code = child.returncode
         if is_interrupted and code > 128:
             raise Stopped(code)
-        return code, started.error(text)
+        return code, _error_of(code, error_file, text)
+
+
+def _error_of(code: int, error_file: Path, text: str) -> SamebitsError | None:
+    """Return the error of a command that has ended; None if it had none, or if a signal stopped it."""
+    try:
+        error = from_json(json.loads(error_file.read_text(encoding="utf-8")))
+    except (OSError, ValueError):  # it ended without one, by a bug or by a signal
+        error = None
+    if code >= 0 and (error is not None or not 0 < code < 128):
+        return error
+    kind = next((kind for kind in KINDS.values() if kind.exit_code == code), SamebitsError)
+    if text:  # its last output is the only trace, and has its own fix
+        return kind(text.removeprefix(f"{kind.kind}: "))
+    fix = "Run the same command in a terminal, and read its output."
+    return kind(f"training ended with exit code {code}", fix=fix)
 
 
 def end_with_caller() -> None:

@@ -171,8 +171,7 @@ def _time(text: str) -> float:
 # The state of a run, from its lock and its logs: running, stopped, failed or done. Nothing is locked or written.
 
 
-# The last one is a state of the trials of a sweep.
-State = Literal["running", "stopped", "failed", "done", "waiting"]
+State = Literal["running", "stopped", "failed", "done"]
 
 # On another host, whose processes are not visible from here: since a run writes records and logs, but not during an
 # evaluation, which may take long.
@@ -365,7 +364,7 @@ def _add_records(found: RunSummary, files: RunFiles, *, is_complete: bool) -> No
 
 
 MAX_RUNS = 100_000
-_MAX_DEPTH = 3  # runs/sweep/trial
+_MAX_DEPTH = 3  # runs/grid/run
 # Beside config.yaml, which other programs write too.
 _MARKS = frozenset({"environment.json", "metrics.jsonl", "result.json", "checkpoints", LOCK})
 

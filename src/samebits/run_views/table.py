@@ -161,7 +161,7 @@ def _sortable(value: Any) -> tuple[bool, Any]:
 
 
 STYLES = {
-    "running": "bold cyan", "stopped": "yellow", "failed": "bold red", "done": "green", "waiting": "dim",
+    "running": "bold cyan", "stopped": "yellow", "failed": "bold red", "done": "green",
 }  # fmt: skip
 _GAP = 2
 _LEFT_OUT = "..."  # not every terminal has the one character for it

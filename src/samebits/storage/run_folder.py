@@ -11,7 +11,7 @@ import re
 import stat
 import tempfile
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -378,19 +378,18 @@ def _names(folder: Path) -> list[str]:
     return []
 
 
-# Refuse a folder of a run or a sweep in which a write would leave the folder or block forever.
+# Refuse a folder of a run in which a write would leave the folder or block forever.
 #
 # A run folder may come from another user. In it, `logs` can be a link to a folder of this user, a log file a link to
 # any file, and `metrics.part` a FIFO, on which a write waits for a reader.
 
 
-# "output": of a sweep
-FOLDERS = "checkpoints", "logs", "pictures", "tensorboard", "trackers", "output"
+FOLDERS = "checkpoints", "logs", "pictures", "tensorboard", "trackers"
 _DO = "Give another --run-dir, or replace it with a regular file or folder."
 
 
 def check_entries(run: Path) -> None:
-    """Check that the folders of a run or a sweep are folders and its files are files, none of them a symbolic link.
+    """Check that the folders of a run are folders and its files are files, none of them a symbolic link.
 
     Links to folders under names that no run writes to are allowed, and so are checkpoints that are links: a run only
     reads those, or removes the link.
@@ -428,13 +427,6 @@ def check_entries(run: Path) -> None:
                         f"{entry.path} is neither a file nor a folder, and a run might write to it",
                         fix=_DO,
                     )
-
-
-def check_no_links(paths: Iterable[Path]) -> None:
-    """Check that none of the paths is a symbolic link. Raises CheckpointError."""
-    for path in paths:
-        if path.is_symlink():
-            raise _through_link(path)
 
 
 def _through_link(path: Path) -> CheckpointError:

@@ -43,8 +43,8 @@ def test_each_start_has_a_key_of_its_own_unless_the_user_gives_one(tmp_path: Pat
 
 
 def test_signs_that_slurm_replaces_in_names_of_files_stand_for_themselves() -> None:
-    text = batch_script(BatchJob(["true"], Path("/data/50%-off"), trials={"b": ["a=1"]}))
-    assert "#SBATCH --output=/data/50%%-off/output/slurm-%A-%a.log" in text
+    text = batch_script(BatchJob(["true"], Path("/data/50%-off")))
+    assert "#SBATCH --output=/data/50%%-off.log" in text
 
 
 @pytest.mark.parametrize(

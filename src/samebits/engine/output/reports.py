@@ -72,7 +72,7 @@ def learn_more(config: RunConfig) -> str:
         if config.max_steps is None
         else f"max_steps is {config.max_steps:,}"
     )
-    return f"Train longer ({length}), or choose optim.lr (now {config.optim.lr:g}) with samebits sweep."
+    return f"Train longer ({length}), or try other values of optim.lr (now {config.optim.lr:g})."
 
 
 RECORDS_PER_EPOCH = 50

@@ -7,7 +7,6 @@ Content Security Policy allows only the one script and the one style whose hashe
 import base64
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
@@ -123,55 +122,6 @@ def report_page(runs: Sequence[RunHistory]) -> str:
     return _page(f"{len(runs)} runs", shown, compare(runs))
 
 
-@dataclass(frozen=True)
-class SweepRow:
-    """A trial of a sweep, as a row of its table."""
-
-    summary: RunSummary  #: Its run.
-    #: The settings in which it differs from others, in the order of the columns.
-    values: Sequence[str]
-
-
-def sweep_page(
-    name: str, keys: Sequence[str], rows: Sequence[SweepRow], runs: Sequence[RunHistory]
-) -> str:
-    """Return the page on a sweep."""
-    states = [row.summary.state for row in rows]
-    counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    metric = next((row.summary.monitor for row in rows if row.summary.monitor), "")
-    names = [
-        metric,
-        *(
-            ["loss"]
-            if metric != "loss" and any("loss" in row.summary.metrics for row in rows)
-            else []
-        ),
-    ]
-
-    def cells(row: SweepRow) -> list[str]:
-        run = row.summary
-        metrics = [
-            metric_value(name, run.metrics[name]) if name in run.metrics else "" for name in names
-        ]
-        return [
-            *row.values,
-            *metrics,
-            f"{run.step:,}",
-            clock(run.took_s) if run.took_s is not None else "",
-        ]
-
-    sweep = {
-        "note": f"Sweep of {len(rows)} trials: {counted}",
-        "heads": ("trial", "state", *keys, *map(metric_name, names), "step", "took", "SHA-256"),
-        "rows": [(row.summary, cells(row)) for row in rows],
-        "best": f"Curves and values of the {len(runs)} best trials."
-        if 1 < len(runs) < len(rows)
-        else "",
-    }
-    seeds = _seeds([row.summary for row in rows])
-    return _page(name, [], compare(runs) if len(runs) > 1 else None, {**sweep, "seeds": seeds})
-
-
 def comparison_charts(comparison: Comparison, legends: Sequence[str]) -> list[dict[str, Any]]:
     """Return the charts that have a line for each run, with these legends; of several seeds, one for each setting."""
     by_path = {run.summary.path: run for run in comparison.runs}
@@ -212,7 +162,6 @@ def _page(
     title: str,
     runs: Sequence[Any],
     comparison: Comparison | None = None,
-    sweep: dict[str, Any] | None = None,
 ) -> str:
     compared: dict[str, Any] | None = None
     if comparison is not None:
@@ -235,7 +184,6 @@ def _page(
         runs=runs,
         letters=comparison.letters if comparison is not None else [],
         comparison=compared,
-        sweep=sweep,
         generator=f"{GENERATOR} {__version__}",
         version=__version__,
         now=datetime.now().timestamp(),
