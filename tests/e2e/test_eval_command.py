@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import samebits as package
-from tests.runs import TINY, TORCHRUN, chain, python, records, result, samebits, weights
+from tests.runs import TINY, TORCHRUN, python, records, result, samebits, weights
 
 RECIPE = f"""
 import dataclasses
@@ -45,16 +45,3 @@ def test_eval_under_torchrun_prints_once_and_the_same_as_alone(tiny: Path, tmp_p
     run = shutil.copytree(tiny, tmp_path / "run")
     done = python(*TORCHRUN, 2, "-m", "samebits", "eval", run, "--json", cwd=tmp_path)
     assert [json.loads(line) for line in done.stdout.splitlines()] == [result(run)["metrics"]]
-
-
-@pytest.mark.full
-def test_a_sharded_run_has_the_records_of_ddp_and_is_evaluated_and_used_by_one_process(
-    tiny: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    samebits("train", TINY, "parallel=fsdp", "--procs", 2, "--stop-after", 4, "--run-dir", run, cwd=tmp_path)
-    samebits("train", "--run-dir", run, "--resume", "auto", "--procs", 3, cwd=tmp_path)
-    assert (weights(run), chain(run)) == (weights(tiny), chain(tiny))
-    samebits("verify", run, cwd=tmp_path)
-    assert json.loads(samebits("eval", run, "--json", cwd=tmp_path).stdout) == result(tiny)["metrics"]
-    assert samebits("export", run, "--to", "safetensors", "--out", tmp_path / "net", cwd=tmp_path).returncode == 0

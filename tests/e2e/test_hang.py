@@ -54,16 +54,6 @@ def test_a_rank_that_reads_forever_is_named_and_the_run_ends_as_without_it(run: 
     assert "parallel/reduce.py" in waiting.split("\n\n")[1]
 
 
-@pytest.mark.full
-def test_a_rank_that_holds_a_sharded_model_up_is_named_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    sharded = ["parallel=fsdp", "--procs", 2, "--run-dir", folder]
-    stuck = {"STUCK": f"sleeps,1,{tmp_path / 'once'}"}
-    with running("train", *SETTINGS, *sharded, cwd=tmp_path, **stuck) as process:
-        _, errors = process.communicate(timeout=LIMIT_S)
-    assert re.search(r"hang: rank 1 has made no progress for \d+ s: reading samples, step 5", errors)
-
-
 def test_a_stopped_process_is_named_and_killed_and_the_run_ends_as_without_it(run: Path, tmp_path: Path) -> None:
     rank = 0  # the harder one: the others hear of each other through it
     folder, slow = tmp_path / "run", tmp_path / "slow"

@@ -11,7 +11,7 @@ from samebits.cluster.world import World
 from samebits.config.schema import CheckpointConfig, LoaderConfig, OptimConfig, RunConfig, WatchConfig
 from samebits.data.keyed import IntArray, KeyArray
 from samebits.data.samples import Batch
-from samebits.engine.build import make_job
+from samebits.engine.build import init_weights, make_job
 from samebits.engine.checkpoints import CheckpointManager
 from samebits.engine.parts import Parts
 from samebits.errors import SamebitsError
@@ -137,3 +137,24 @@ def worlds_after_restore(world: World, path: Path, config: RunConfig) -> list[in
     finally:
         torch.use_deterministic_algorithms(False)
         folder.close()
+
+
+def started(world: World) -> tuple[dict[str, str], float, float]:
+    """What a rank has after a recipe's `init_weights` has set all weights to 2: a weight, and its average."""
+
+    def start(model: nn.Module) -> dict[str, str]:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(2.0)
+        return {"weights": "two"}
+
+    samples = InMemory(NUM_SAMPLES)
+    parts = Parts(model=nn.Identity(), loss=loss, train_data=lambda: samples, eval_data=lambda: samples, metric=Seen,
+                  init_weights=start)  # fmt: skip
+    try:
+        job = make_job(settings(optim={"ema": 0.9}), lambda: replace(parts, model=WithBatchNorm()), world)
+        rows = dict(init_weights(job))
+        name = next(name for name, _ in job.model.named_parameters())
+        return rows, float(job.state()[name].mean()), float(job.final_weights()[name].mean())
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -14,6 +14,7 @@ from tests.ranks import doctor_jobs
 from tests.ranks.fingerprint_in_ranks import begin, begin_counted, compared
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.recipe_in_ranks import carry_out
+from tests.ranks.runs_in_ranks import started
 
 
 @pytest.mark.parametrize(
@@ -132,3 +133,7 @@ def test_the_rank_with_other_facts_is_named_on_all_ranks(pool: RankPool) -> None
     (torch_line,) = [line for line in answers[0] if line["check"] == "torch"]
     assert torch_line["verdict"] == "problem"
     assert "0.1 on rank 1" in torch_line["value"]
+
+
+def test_each_rank_and_the_average_start_from_the_weights_of_the_recipe(pool: RankPool) -> None:
+    assert pool.run(2, started) == [({"weights": "two"}, 2.0, 2.0)] * 2

@@ -32,7 +32,7 @@ RESUMED = (
     "loader.num_workers=0", "loader.num_workers=1", "loader.prefetch=4", "cluster.timeout_s=300",
     "cluster.join_timeout_s=60", "cluster.stop_timeout_s=20", "cluster.recovery=restart", "watch.nonfinite=skip",
     "watch.hang_timeout_s=100", "watch.replica_check_every=2 steps", "report.every_steps=2",
-    "report.profile=10:12", "report.tensorboard=true", "parallel=fsdp", "activation_checkpointing=['0']",
+    "report.profile=10:12", "report.tensorboard=true", "activation_checkpointing=['0']",
 )  # fmt: skip
 REQUESTS = (
     {"share": 1.0}, {"share": 1.0}, {"share": 0.3}, {"from_scratch": True}, {"steps": (6, 15)}, {"steps": (0, 10)},

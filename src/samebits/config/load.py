@@ -27,24 +27,34 @@ REMOVED: Mapping[str, object] = {
     "data.cache_gb": 10.0,
     "decode.beam_width": 1,
     "mode": "exact",
+    "parallel": "ddp",
     "report.peak_tflops": None,
     "watch.recheck": None,
 }
+# No value of these changed a result: files may have any, but who types one expects an effect.
+_NOT_OF_RESULTS = ("parallel",)
 
 
 def without_removed(
-    settings: Mapping[str, Any], own: Collection[str] = (), above: str = ""
+    settings: Mapping[str, Any],
+    own: Collection[str] = (),
+    above: str = "",
+    *,
+    is_typed: bool = False,
 ) -> dict[str, Any]:
     """Return settings, nested or by dotted name, without those that were removed and had no effect.
 
     Args:
         own: Dotted names of settings that a recipe has now, as `names_of` returns them.
         above: The dotted name of the section that `settings` are in, with a dot at its end.
+        is_typed: Whether some are of the command line.
     """
     return {
-        key: without_removed(value, own, f"{above}{key}.") if isinstance(value, Mapping) else value
+        key: without_removed(value, own, f"{above}{key}.", is_typed=is_typed)
+        if isinstance(value, Mapping)
+        else value
         for key, value in settings.items()
-        if not _is_without_effect(f"{above}{key}", value, own)
+        if f"{above}{key}" in own or not _is_without_effect(f"{above}{key}", value, is_typed)
     }
 
 
@@ -53,8 +63,9 @@ def names_of(model: type[BaseModel]) -> set[str]:
     return {setting.key for setting in describe.settings(model)}
 
 
-def _is_without_effect(name: str, value: object, own: Collection[str]) -> bool:
-    return name in REMOVED and name not in own and value == REMOVED[name]
+def _is_without_effect(name: str, value: object, is_typed: bool) -> bool:
+    is_free = name in _NOT_OF_RESULTS and not is_typed
+    return name in REMOVED and (is_free or value == REMOVED[name])
 
 
 # Turn pydantic's validation errors into one `ConfigError` that the user can act on.
@@ -357,11 +368,12 @@ def _resolve(
     values = base = describe.defaults(model)
     origins: dict[KeyPath, str] = {}
     for layer in (*layers, *(override_layer(model, text) for text in overrides)):
-        values = _merge(values, layer.values)
+        is_typed = layer not in layers
+        given = without_removed(layer.values, names_of(model), is_typed=is_typed)
+        values = _merge(values, given)
         origins.update(layer.origins)
         if layer.is_preset:
-            base = _merge(base, layer.values)
-    values = without_removed(values, names_of(model))
+            base = _merge(base, given)
     config = None
     try:
         # Strict, so that "3" or true is not a number of epochs. As JSON, because pydantic's strict mode for Python

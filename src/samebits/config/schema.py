@@ -348,23 +348,15 @@ class Exclusion(NamedTuple):
     why: str = ""  #: The reason, as the end of the message.
 
 
-_WHOLE_TENSORS = ", because it needs whole tensors"
-
 # The first row that applies is reported.
 EXCLUSIONS = (
     Exclusion("loss_scale!=dynamic", "precision!=fp16", "Set precision=fp16, or loss_scale=dynamic."),
     Exclusion("kernels=portable", "compile=true", "Set compile=false, or kernels=auto.",
               ", because compiled kernels join operations that each have to round"),
     Exclusion("kernels=portable", "precision=tf32", "Set precision=fp32, or kernels=auto."),
-    Exclusion("record.content=true", "parallel=fsdp", "Set parallel=ddp."),
-    Exclusion("parallel=fsdp", "batch_norm=sync", "Set batch_norm=micro."),
     Exclusion("activation_checkpointing", "batch_norm=sync", "Set batch_norm=micro.",
               ", because recomputation would run its all-reduce twice"),
     Exclusion("compile=true", "activation_checkpointing", "Set compile=false."),
-    Exclusion("compile=true", "parallel=fsdp", "Set compile=false."),
-    Exclusion("optim.name=lamb", "parallel=fsdp", "Set optim.name=adamw, or parallel=ddp.", _WHOLE_TENSORS),
-    Exclusion("optim.name=muon", "parallel=fsdp", "Set optim.name=adamw, or parallel=ddp.", _WHOLE_TENSORS),
-    Exclusion("optim.layer_decay", "parallel=fsdp", "Set optim.layer_decay=null, or parallel=ddp."),
     Exclusion("compile=true", "batch_norm=sync", "Set compile=false, or batch_norm=micro.",
               ", whose micro-batches wait for each other inside the model"),
 )  # fmt: skip
@@ -448,11 +440,6 @@ class RunConfig(Settings):
         default="micro",
         description="Samples that batch norm computes its statistics over. micro: each micro-batch; sync: the global "
         "batch (for small micro-batches; slower, and needs memory for all micro-batches of a process).",
-    )
-    parallel: Annotated[Literal["ddp", "fsdp"], Mark.EXECUTION] = Field(
-        default="ddp",
-        description="ddp: each process holds the whole model; fsdp: parameters, gradients and optimizer state are "
-        "sharded by whole tensors (docs/memory.md).",
     )
     activation_checkpointing: Annotated[bool | tuple[str, ...], Mark.EXECUTION] = Field(
         default=False,

@@ -149,7 +149,6 @@ class Batches:
 #     micro-batch     0  1  2  3  4  5  6
 #     evenly          0  0  0  1  1  2  2     neighbors, so that a rank's partial sums are few
 #     by machine      0  0  1  1  2  2  2     ranks 0 1 are on one machine, 2 on another: each has a complete subtree
-#     in turn         0  1  2  0  1  2  0     sharded: what runs at the same time is neighboring
 #     dealt           0  .  .  1  0  2  .     after a loss within the step: the sums of 1, 2 and 6 are held
 #
 # Padded, each rank has as many as rank 0, for ranks whose passes are collective calls: it repeats one of another rank
@@ -164,7 +163,6 @@ Leaves = tuple[Sequence[int], ...]
 class Division:
     """How micro-batches are divided: evenly, unless a field is set."""
 
-    is_in_turn: bool = False  #: Deal them out in turn.
     dealt: Leaves = ()  #: The micro-batches that each rank still computes, after a loss within the step.
     #: For each rank, the nodes of the tree that it has summed.
     held: tuple[tuple[tuple[int, int], ...], ...] = ()
@@ -172,14 +170,13 @@ class Division:
 
     def leaves(self, num_micro_batches: int, size: int, machines: tuple[int, ...] = ()) -> Leaves:
         """Return the indices of each rank's micro-batches, without padding. `machines`: each rank's, if several."""
-        return self.dealt or _leaves(self.is_in_turn, num_micro_batches, size, machines)
+        return self.dealt or _leaves(num_micro_batches, size, machines)
 
     def repeated(self, leaves: Leaves, step: int) -> int:
         """Return the micro-batch that pads a step: the first one of each rank that has most, in turn."""
         most = max(map(len, leaves))
         firsts = [each[0] for each in leaves if len(each) == most]
-        # Sharded, what runs at the same time has to be neighboring.
-        return 0 if self.is_in_turn else firsts[step % len(firsts)]
+        return firsts[step % len(firsts)]
 
     def passes(self, leaves: Leaves, rank: int, step: int) -> list[int]:
         """Return the indices of a rank's micro-batches, with those of its padding: repeats of one."""
@@ -189,15 +186,10 @@ class Division:
 
 EVEN = Division()
 PADDED = Division(is_padded=True)
-IN_TURN = Division(is_in_turn=True, is_padded=True)
 
 
 @lru_cache(64)  # the steps of a run differ in two sizes at most
-def _leaves(
-    is_in_turn: bool, num_micro_batches: int, size: int, machines: tuple[int, ...]
-) -> Leaves:
-    if is_in_turn:
-        return tuple(range(rank, num_micro_batches, size) for rank in range(size))
+def _leaves(num_micro_batches: int, size: int, machines: tuple[int, ...]) -> Leaves:
     if machines and num_micro_batches >= size:
         return _by_machine(num_micro_batches, machines)
     return tuple(range(*share) for share in even_shares(num_micro_batches, size))

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from samebits.cluster import collectives
 from samebits.cluster.world import World
 from samebits.config.schema import RunConfig
-from samebits.data.division import EVEN, IN_TURN
 from samebits.data.keyed import DATA, key, keys
 from samebits.data.loader import read
 from samebits.data.order import Order
@@ -25,6 +24,7 @@ from samebits.engine.job import MAX_TERMS, Job
 from samebits.engine.parts import Parts
 from samebits.engine.progress import Progress, init_scale
 from samebits.errors import CheckpointError, ConfigError, DataError, is_out_of_memory
+from samebits.host_memory import keep_freed_memory
 from samebits.metrics.metric import make_metric
 from samebits.module.activation_checkpointing import checkpoint_activations
 from samebits.module.check_model import check_batches, check_model, check_trainable
@@ -34,8 +34,7 @@ from samebits.module.ema import ModelEma
 from samebits.module.precision import use_precision
 from samebits.optim.build import optimizer
 from samebits.parallel.bucket import is_dense
-from samebits.parallel.exact_fsdp.replica import ExactShards
-from samebits.parallel.replica import Replica, WholeReplica
+from samebits.parallel.recoverable import make_reducer
 from samebits.provenance.fingerprint import take_fingerprint
 from samebits.provenance.identity import DATASET_INFO, check_dataset_info, check_ranks_agree
 from samebits.storage.manifest import sha256_of_file
@@ -290,15 +289,14 @@ def check_not_empty(sizes: Mapping[str, int]) -> None:
             raise DataError(f"the {name} set is empty", fix="Give it at least one sample.")
 
 
-def make_order(config: RunConfig, train_data: Samples, *, is_sharded: bool) -> Order:
-    """Return the order of the training samples. A sharded model pads its passes."""
+def make_order(config: RunConfig, train_data: Samples) -> Order:
+    """Return the order of the training samples."""
     return Order(
         len(train_data),
         config.global_batch,
         config.micro_batch,
         config.seed,
         groups_of(train_data),
-        division=IN_TURN if is_sharded else EVEN,
     )
 
 
@@ -319,8 +317,6 @@ def make_job(
     parts = build_parts(config, build)
     check_trainable(parts.model)
     parts.metric()  # it checks that the metric has all members
-    # A single process always has a whole model.
-    is_sharded = config.parallel == "fsdp" and world.size > 1
     model = prepare_model(parts.model, config, world.device)
     train_data = open_data(config, parts, train=True)
     eval_data = open_data(config, parts, train=False)
@@ -329,31 +325,31 @@ def make_job(
     sizes |= {f"{name} validation": len(samples) for name, samples in eval_sets.items()}
     fingerprint = take_fingerprint(
         config, parts.loss, model, (train_data, eval_data), world.device,
-        num_ranks_here=world.num_ranks_here, is_restart=is_restart, is_sharded=is_sharded,
+        num_ranks_here=world.num_ranks_here, is_restart=is_restart,
     )  # fmt: skip
     check_ranks_agree(world, config, model, sizes, fingerprint)
     check_not_empty(sizes)
     check_batches(config, model, len(train_data), parts.input_shape)
     checkpoint_activations(model, config.activation_checkpointing)
-    replica: Replica = ExactShards(model, world) if is_sharded else WholeReplica(model, world)
+    if world.device.type == "cpu":
+        keep_freed_memory()  # of a step, for the next one
     average = config.optim.ema
-    order = make_order(config, train_data, is_sharded=is_sharded)
+    order = make_order(config, train_data)
     return Job(
         config=config,
         world=world,
         parts=parts,
         model=model,
-        optimizer=optimizer(replica.trained, config.optim),
-        reducer=replica.make_reducer(
-            num_extras=MAX_TERMS, synchronized=config.batch_norm == "sync"
+        optimizer=optimizer(model, config.optim),
+        reducer=make_reducer(
+            model, world, num_extras=MAX_TERMS, synchronized=config.batch_norm == "sync"
         ),
         order=order,
         train_data=train_data,
         eval_data=eval_data,
         eval_sets=eval_sets,
         progress=Progress(loss_scale=init_scale(config), train_size=len(train_data)),
-        average=ModelEma(model, average, replica.state) if average is not None else None,
-        replica=replica,
+        average=ModelEma(model, average) if average is not None else None,
         compiled=_compile(model, world) if config.compile else None,
         fingerprint=fingerprint,
     )
@@ -365,24 +361,14 @@ def _compile(model: nn.Module, world: World) -> Compiled:
     return Compiled(model, world.device)
 
 
-def init_weights(job: Job, build: Callable[[], Parts]) -> Mapping[str, str]:
-    """Initialize the fresh model on rank 0 and broadcast it; return the recipe's rows for the run's header.
-
-    `build` builds the recipe's parts again, for a whole model if this one is sharded.
-    """
+def init_weights(job: Job) -> Mapping[str, str]:
+    """Initialize the fresh model on rank 0 and broadcast it; return the recipe's rows for the run's header."""
     start = job.parts.init_weights
     if start is None:
         return {}
     # Only rank 0 reads the file of pretrained weights; the other ranks need no access to it (ADR 12).
-    model: nn.Module | None = job.model if job.world.is_main else None
-    if (
-        model is not None and job.replica.is_sharded
-    ):  # the recipe fills a whole model, on rank 0's host
-        model = build_parts(job.config, build).model
-    rows = collectives.run_on_rank0(
-        job.world, lambda: dict(start(model)) if model is not None else {}
-    )
-    job.replica.load(model.state_dict() if model is not None else None)
+    rows = collectives.run_on_rank0(job.world, lambda: dict(start(job.model)))
+    collectives.broadcast_tensors(job.world, list(job.state().values()))
     # Otherwise the average would start from the recipe's random weights, not from the loaded ones.
     if job.average is not None:
         job.average.reset(job.state())

@@ -1,10 +1,11 @@
 """When checkpoints are written, how a run resumes from one, and how a job is restored on all ranks."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,14 +18,12 @@ from samebits.engine.job import Job
 from samebits.engine.progress import Progress
 from samebits.errors import CheckpointError, DataError
 from samebits.optim.build import check_state, load_state
-from samebits.parallel.exact_fsdp.replica import ExactShards
-from samebits.parallel.replica import gathering, order_of, read_parts
 from samebits.provenance.fingerprint import Fingerprint
 from samebits.provenance.identity import check_settings
 from samebits.provenance.record import STEPS_FILE, flush_steps
 from samebits.storage import checkpoint
 from samebits.storage.background import Background, HostCopies
-from samebits.storage.checkpoint import Checkpoint, OpenedCheckpoint, Shape, open_checkpoint
+from samebits.storage.checkpoint import Checkpoint
 from samebits.storage.manifest import run_of
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import check_fits, file_limits, load_into
@@ -32,10 +31,10 @@ from samebits.storage.weights import check_fits, file_limits, load_into
 # Restoring a job from a checkpoint, on all ranks.
 #
 # Rank 0 reads and verifies the files, then broadcasts shapes, settings and tensors, in this order: a wrong checkpoint
-# is refused before any tensor is sent. A sharded model reads only each rank's part.
+# is refused before any tensor is sent.
 
 
-T = TypeVar("T")
+Shape = tuple[torch.Size, torch.dtype]
 Notify = Callable[[CheckpointError], None]  # receives the error of each checkpoint that is skipped
 # All state but the tensors, and their shapes and types by name; (None, {}) if there is no checkpoint.
 Described = tuple[dict[str, Any] | None, dict[str, Shape]]
@@ -79,22 +78,13 @@ def restore_step(job: Job, folder: Path, step: int) -> None:
 
 def _read(job: Job, folder: Path, resume: str, notify: Notify) -> Checkpoint | None:
     limits = file_limits(job.model)
-    is_sharded = job.replica.is_sharded
-    opened: OpenedCheckpoint | None = None
     tensors = dict[str, Tensor]()
 
-    def load(path: Path) -> Checkpoint | OpenedCheckpoint:
-        # Opened without reading tensors: no process needs memory for the whole state of a sharded run (ADR 21).
-        return (open_checkpoint if is_sharded else checkpoint.load_checkpoint)(path, limits)
-
     def describe() -> Described:
-        nonlocal opened, tensors
-        found = _find(folder, resume, notify, load)
+        nonlocal tensors
+        found = _find(folder, resume, notify, limits)
         if found is None:
             return None, {}
-        if isinstance(found, OpenedCheckpoint):
-            opened = found
-            return found.plain, found.shapes
         tensors, plain = checkpoint.pack(found)
         return plain, {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
@@ -117,9 +107,6 @@ def _read(job: Job, folder: Path, resume: str, notify: Notify) -> Checkpoint | N
     for weights in filter(None, (described.weights, described.average)):
         check_fits(job.model, weights, path)
     check_state(job.optimizer, described.optimizer)
-    if isinstance(job.replica, ExactShards):
-        parts = read_parts(job.replica, job.optimizer, job.world, shapes, opened)
-        return checkpoint.unpack(parts, plain)
     device = job.world.device
     here = {name: each.to(device) for name, each in tensors.items()} or empty(device)
     collectives.broadcast_tensors(job.world, list(here.values()))
@@ -133,7 +120,10 @@ def _path(folder: Path, resume: str, step: int) -> Path:
     return folder / checkpoint.name_of(step) if resume == "auto" else Path(resume).absolute()
 
 
-def _find(folder: Path, resume: str, notify: Notify, load: Callable[[Path], T]) -> T | None:
+def _find(
+    folder: Path, resume: str, notify: Notify, limits: Mapping[str, int]
+) -> Checkpoint | None:
+    load = partial(checkpoint.load_checkpoint, limits=limits)
     if resume != "auto":
         return load(Path(resume))
     bad = []
@@ -167,9 +157,6 @@ def _check_size(before: int | None, now: int) -> None:
 #     rank 0, loop     step n | copy | step n+1 | ... | step m | wait | copy | ...
 #     rank 0, thread              |-- write n ------------------|      |-- write m --
 #     other ranks      step n |      | step n+1 | ...             nothing to do: they have the same weights
-#
-# With fsdp no rank has all weights. Then all ranks take part: rank 0 writes tensor by tensor, each gathered when it is
-# its turn, and training waits.
 
 
 def pack_job(job: Job) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -187,8 +174,8 @@ def pack_job(job: Job) -> tuple[dict[str, Tensor], dict[str, Any]]:
 class CheckpointManager:
     """Writes a run's checkpoints in the background, on rank 0.
 
-    On the other ranks its methods do nothing, unless the model is sharded. There is one writer at a time: a save waits
-    for the previous one, except a save by wall-clock time, which is postponed instead. An error in the thread is raised
+    On the other ranks its methods do nothing. There is one writer at a time: a save waits for the previous one, except
+    a save by wall-clock time, which is postponed instead. An error in the thread is raised
     by the next call of any method. The copies take as much host memory as the checkpoint.
 
     Attributes:
@@ -218,8 +205,7 @@ class CheckpointManager:
     def is_due(self, job: Job) -> bool:
         """Return whether the interval between checkpoints is over.
 
-        Steps and epochs are equal on all ranks. Wall-clock time is not, so rank 0 decides: alone, as only rank 0
-        writes, or for all ranks if the model is sharded.
+        Steps and epochs are equal on all ranks. Wall-clock time is not, so rank 0 decides, which writes.
 
         Raises:
             CheckpointError: The previous checkpoint could not be written.
@@ -234,8 +220,7 @@ class CheckpointManager:
         )
         if self._every.seconds is None or is_kept:
             return is_due or is_kept
-        is_due = is_due and self._is_main and not self._background.is_busy
-        return collectives.broadcast_object(job.world, is_due) if job.replica.is_sharded else is_due
+        return is_due and self._is_main and not self._background.is_busy
 
     def save_if_due(self, job: Job) -> None:
         """Save the current state if that is due, unless this process has saved it or is writing it."""
@@ -249,7 +234,7 @@ class CheckpointManager:
             CheckpointError: The previous checkpoint could not be written; those before it are whole.
         """
         self._saved_at = time.monotonic()
-        if not self._is_main and not job.replica.is_sharded:
+        if not self._is_main:
             return
         self.folder.check_there()
         step = job.progress.step
@@ -268,15 +253,6 @@ class CheckpointManager:
 
         prunes = is_kept if is_final else None
         tensors, plain = pack_job(job)
-        if isinstance(job.replica, ExactShards):
-            whole, fetch = gathering(job.replica, job.optimizer, tensors)
-            if self._is_main:
-                self._write(step, whole, plain, best, prunes, fetch)
-            else:
-                # Gathering is collective: all ranks fetch in the order in which rank 0 writes.
-                for name in order_of(whole):
-                    fetch(name)
-            return
         if self._copied is None or self._copied[0] != step:
             # The thread must not read the copies while they change. A second save of one step has the same tensors.
             self.wait()
@@ -292,14 +268,13 @@ class CheckpointManager:
         plain: dict[str, Any],
         best: dict[str, Any] | None,
         is_kept: Callable[[int], bool] | None,  # None: a later save of this step prunes
-        fetch: Callable[[str], Tensor] | None = None,
     ) -> None:
         # Copies from a GPU are made in stream order, so they may still be under way when the thread starts (ADR 8).
         self._copies.wait()
         target = self.folder.checkpoints
         # A power cut must not leave a checkpoint whose earlier steps have lost their records.
         flush_steps(self.folder.path / STEPS_FILE)
-        written = checkpoint.write(step, tensors, plain, target, self._background.moved, fetch)
+        written = checkpoint.write(step, tensors, plain, target, self._background.moved)
         is_first = step != self._saved_step
         self._saved_step = step
         # Only now: before, best.json would name a checkpoint that a crash could leave unwritten, or prune would remove

@@ -52,7 +52,6 @@ def evaluate(
     channels_last: bool = False,
     progress: ProgressCallback | None = None,
     stop: Callable[[], bool] = lambda: False,
-    even: bool = False,
 ) -> tuple[dict[str, float], Metric]:
     """Run a model over a whole dataset.
 
@@ -73,9 +72,6 @@ def evaluate(
         progress: Called with (batches done, batches) of this rank.
         stop: Whether to stop early; called before each batch. If one rank stops, the others do so after their last
             batch.
-        even: All ranks make the same number of passes, because they cannot run the model independently (fsdp). A rank
-            without a batch repeats the first one and ignores the result. `infer` must call the model equally often for
-            each batch.
 
     Returns:
         The metrics by name, equal on all ranks: `loss` and its named terms (if there is a loss) as means over samples,
@@ -92,10 +88,9 @@ def evaluate(
         raise DataError("the validation set is empty", fix="Give it at least one sample.")
     batches = Batches(num_samples, batch_size, groups_of(samples))
     mine = range(world.rank, len(batches), world.size)
-    repeated = [0] if even and world.rank >= len(batches) % world.size > 0 else []
 
     def requests() -> Iterator[Request]:
-        for index in [*mine, *repeated]:
+        for index in mine:
             indices = batches[index]
             yield indices, keys(0, 0, indices)
 
@@ -113,15 +108,12 @@ def evaluate(
     try:
         with evaluating(model), torch.inference_mode():
             for done, request in enumerate(requests(), start=1):
-                if is_stopped := collectives.any_rank(world, stop()) if even else stop():
+                if is_stopped := stop():
                     break
                 world.activity.enter("evaluating")
                 batch = loader.batch(*request)
-                world.activity.enter("evaluating", waits=even)
                 seed_between(world.device, 0, int(request[0][0]))
                 outputs = model(batch.inputs) if infer is None else infer(model, batch.inputs)
-                if done > len(mine):
-                    break
                 counted.add(outputs, batch)
                 for name, term in (loss(outputs, batch) if infer is None else {}).items():
                     sums.setdefault(name, []).append(float(term) * len(batch))
@@ -295,11 +287,7 @@ def evaluate_set(
 ) -> tuple[dict[str, float], Metric]:
     """Evaluate the job's model, with the weights that it has now; see `evaluate`. Called on all ranks."""
     options = options_of(job.parts, job.config)
-    is_sharded = job.replica.is_sharded
-    if is_sharded and job.parts.infer is not None:
-        # `infer` may call the model once per image, and all ranks must call a sharded model equally often.
-        options["batch_size"] = 1
-    return evaluate(job.model, samples, job.world, **options, stop=stop_now, even=is_sharded)
+    return evaluate(job.model, samples, job.world, **options, stop=stop_now)
 
 
 def _note_for_early_stop(job: Job, metrics: Mapping[str, float]) -> None:
@@ -318,14 +306,13 @@ def _note_for_early_stop(job: Job, metrics: Mapping[str, float]) -> None:
 def try_metric(job: Job) -> None:
     """Evaluate a few samples with the recipe's metric, on rank 0. Nothing of the job changes.
 
-    Only for recipe files, because tests hold the metrics of Samebits's own recipes. Left out if the model is sharded,
-    because rank 0 alone cannot run it.
+    Only for recipe files, because tests hold the metrics of Samebits's own recipes.
 
     Raises:
         ConfigError: The metric, `Parts.infer` or the loss failed, or there is no metric of the name in
             `Parts.monitor`. On all ranks.
     """
-    if job.config.recipe.endswith(".py") and not job.replica.is_sharded:
+    if job.config.recipe.endswith(".py"):
         collectives.run_on_rank0(job.world, lambda: _try(job))
 
 

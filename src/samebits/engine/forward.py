@@ -177,7 +177,7 @@ def explain(job: Job, step: Step, folder: RunFolder, reaction: str) -> TrainErro
     _, guilty = min(findings, key=lambda pair: pair[0], default=(None, None))
     if guilty is None:
         cause = "the gradient's norm is too large for float32, or memory or the device had a fault"
-        again = f"each micro-batch run again has finite {'losses' if job.replica.is_sharded else 'values'}"
+        again = "each micro-batch run again has finite values"
         what = f"loss or gradient is not finite at step {step.number}"
         return TrainError(what, given=reaction, cause=f"{cause}: {again}", fix=fix)
     report = folder.path / f"nonfinite-{step.number}.json"
@@ -228,11 +228,6 @@ def _examine(job: Job, micro_batch: MicroBatch) -> dict[str, Any]:
         "micro_batch": micro_batch.index,
         "samples": micro_batch.indices.tolist(),
     }
-    if job.replica.is_sharded:
-        # The loss only: of a sharded model, no rank ever has a micro-batch's own gradient.
-        with torch.no_grad():
-            found["loss"] = forward(job, batch)[1].item()
-        return found | {"is_finite": math.isfinite(found["loss"])}
     _, loss, _ = forward(job, batch)
     named = {
         name: parameter

@@ -34,7 +34,6 @@ from samebits.engine.progress import Progress, StepResult
 from samebits.errors import LaunchError
 from samebits.optim.build import load_state
 from samebits.parallel.recoverable import Agreement, RankReport, RecoverableReducer, agree
-from samebits.parallel.replica import WholeReplica
 from samebits.storage import checkpoint
 from samebits.storage.weights import load_into
 from samebits.watchdog.detector import HangDetector
@@ -263,7 +262,8 @@ class InStepRun:
             load(job, received, is_new=self._is_new)
             self._complete_last_step()
         self._is_new = False
-        job.world, job.replica, job.resumed = world, WholeReplica(job.model, world), None
+        job.world = world
+        job.resumed = None
         reducer.move_to(world)
         number = agreement.num_steps
         if any(agreement.held) and number < job.num_steps:

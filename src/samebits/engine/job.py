@@ -21,7 +21,6 @@ from samebits.engine.progress import Progress, StepResult
 from samebits.metrics.early_stop import last_step
 from samebits.module.ema import ModelEma
 from samebits.parallel.reduce import StepSum
-from samebits.parallel.replica import Replica
 from samebits.provenance.fingerprint import Fingerprint
 from samebits.provenance.record import EVAL_BATCH
 
@@ -45,7 +44,6 @@ class Job:
     parts: Parts  #: The recipe's parts.
     model: nn.Module  #: `parts.model`, on the device.
     optimizer: Optimizer  #: The optimizer of the trainable parameters.
-    replica: Replica  #: A whole copy of the model, or this rank's shards.
     reducer: StepSum  #: Sums a step over the world.
     order: Order  #: The sample order.
     train_data: Samples  #: The training samples.
@@ -144,16 +142,13 @@ class Job:
         return nullcontext() if self.average is None else self.average.in_place()
 
     def state(self) -> Mapping[str, Tensor]:
-        """Return the model's state_dict without copies; of a sharded model this rank's shards, (rows, ...)."""
-        return self.replica.state()
+        """Return the model's state_dict without copies: tensors of any shape."""
+        state: Mapping[str, Tensor] = self.model.state_dict()
+        return state
 
     def final_weights(self) -> Mapping[str, Tensor]:
-        """Return the weights to publish: the moving average, if there is one. Called on all ranks.
-
-        Tensors have the shapes of the model's own. A sharded model's weights are whole on rank 0 only.
-        """
-        state = self.state() if self.average is None else self.average.state
-        return self.replica.gather_all(state)
+        """Return the weights to publish, of any shape: the moving average, if there is one."""
+        return self.state() if self.average is None else self.average.state
 
     def is_evaluation_due(self) -> bool:
         """Return whether the last step is followed by a validation."""

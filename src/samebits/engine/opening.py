@@ -152,10 +152,8 @@ class OpenRun:
             waits = collectives.all_gather_object(
                 world, (world.activity.work_s, world.activity.wait_s)
             )
-            # Collective: a sharded model's weights are gathered from all ranks before rank 0 writes them.
-            weights = job.final_weights()
             if world.is_main and not self._has_written:
-                finish(self.spec, job, self.folder, self.reports, weights, waits)
+                finish(self.spec, job, self.folder, self.reports, waits)
                 self._has_written = True
         if world.membership is not None:
             # No rank leaves before rank 0 has written everything: another one would have to do it in its place.
@@ -277,7 +275,7 @@ def _open(
         restored = spec.is_restart and manager.restore(job, "auto", notes.append)
         if not restored and spec.resume != "never":
             restored = manager.restore(job, spec.resume, notes.append)
-        started = {} if restored else init_weights(job, lambda: recipe.build(config, dataset_info))
+        started = {} if restored else init_weights(job)
         # Compared after the restore, since the fingerprint of the former run is in the checkpoint.
         if job.resumed_from is not None:
             former = job.resumed_from

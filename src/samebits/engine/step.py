@@ -35,8 +35,7 @@ def run_step(
         nonlocal names
         activity.enter(READING)
         batch = loader.batch(micro_batch.indices, micro_batch.keys)
-        # The layers of a sharded model wait for the other ranks, so this rank may be blocked without being slow.
-        activity.enter(COMPUTING, waits=job.replica.is_sharded)
+        activity.enter(COMPUTING)
         with job.reducer.micro_batch(micro_batch):
             names, loss, terms = forward(job, batch)
             job.reducer.backward(loss, terms)

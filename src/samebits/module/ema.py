@@ -1,6 +1,6 @@
 """Exponential moving average of the weights, which often generalizes better than the weights themselves."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -14,24 +14,16 @@ class ModelEma:
     initial weights are forgotten soon (as TensorFlow's ExponentialMovingAverage with `num_updates`). Tensors of other
     than floating-point dtypes are copied. The update is elementwise and its inputs are equal on all ranks, so the
     average is too.
-
-    Args:
-        state: Returns the tensors to average, of any shape, if they are not the model's state_dict: a rank's shards.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        decay: float,
-        state: Callable[[], Mapping[str, Tensor]] | None = None,
-    ) -> None:
-        self._live = state or model.state_dict
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._live = model.state_dict
         self._decay = decay
         self.state: dict[str, Tensor] = {}
         self.reset(self._live())
 
     def reset(self, state: Mapping[str, Tensor]) -> None:
-        """Set the average to tensors of the shapes of the model's, or of a rank's shards of it."""
+        """Set the average to tensors of the shapes of the model's."""
         # Cloned from the model, so that each tensor has the strides that the update uses.
         self.state = {
             name: tensor.detach().clone().copy_(state[name])

@@ -200,7 +200,7 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """Make the optimizer of all parameters that require a gradient.
 
     Parameters are in the model's order; those without weight decay come last. Fused implementations are used: a single
-    elementwise pass, whose bits do not depend on the world or on the sharding. LAMB and Muon read whole tensors, after
+    elementwise pass, whose bits do not depend on the world. LAMB and Muon read whole tensors, after
     the reduction, on every rank. With `layer_decay`, groups have an `lr_scale`, as in timm.
 
     Raises:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from samebits.parallel.tree import Node, are_siblings, push
 
-# Places of tensors in one flat tensor: gradients of a bucket, or what a unit of a sharded model holds.
+# Places of tensors in one flat tensor: gradients of a bucket.
 
 
 # float32 values in 64 bytes, torch's own alignment: kernels then take the same path for a view and a tensor.
@@ -60,32 +60,19 @@ class Layout:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._shapes = [(tensor.shape, tensor.stride()) for tensor in tensors]
-        self._device = tensors[0].device if tensors else torch.device("cpu")
-        self._places: list[tuple[int, int, int]] = []  # start, end, and the start of the next one
-        end = 0
+        self._starts: list[int] = []
+        self.length = 0  #: Number of values of the flat tensor, at least.
         for tensor in tensors:
-            start = end
-            end = round_up(end + tensor.numel(), ALIGNMENT)
-            self._places.append((start, start + tensor.numel(), end))
-        self.length = end  #: Number of values of the flat tensor, at least.
+            self._starts.append(self.length)
+            self.length = round_up(self.length + tensor.numel(), ALIGNMENT)
 
     def __len__(self) -> int:
         return len(self._shapes)
 
-    def allocate(self) -> Tensor:
-        """Return a flat float32 tensor, (length,), whose values are undefined."""
-        return torch.empty(self.length, device=self._device)
-
     def view(self, values: Tensor, index: int) -> Tensor:
         """Return the view of a flat tensor, (length,) or longer, in the shape and strides of a tensor."""
         # In its own strides, so that a channels-last weight has a channels-last gradient.
-        return values.as_strided(*self._shapes[index], self._places[index][0])
-
-    def zero_gap(self, values: Tensor, index: int) -> None:
-        """Set the values of a flat tensor, (length,), behind a tensor to zero: sums carry along whatever is there."""
-        _, end, following = self._places[index]
-        if end < following:
-            values[end:following].zero_()
+        return values.as_strided(*self._shapes[index], self._starts[index])
 
 
 TAIL = -1  # in `Flat.written`

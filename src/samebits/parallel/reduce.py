@@ -261,7 +261,7 @@ def make_buckets(
     return [*buckets, Bucket(groups[-1], tail_length, size, device)]
 
 
-# One contract for all sums of a step: over whole copies of a model, over shards, and after a loss.
+# One contract for all sums of a step: over the copies of a model, and after a loss.
 #
 # begin          the step's start: buffers are stored, gradients are dropped
 #   run            for each micro-batch of this rank:
@@ -512,7 +512,7 @@ class Reducer(StepSum):
             )
         results = self._sum.finish()
         self._buffers.apply(torch.split(results[-1].tail, self._sizes)[-1])
-        # Of each tensor, as in torch's clip_grad_norm_: a sharded model has no buckets, and must get the same bits.
+        # Of each tensor, as in torch's clip_grad_norm_.
         norms = torch._foreach_norm([view for result in results for view in result.views])
         # A single .tolist() for all numbers: on a GPU each read waits for the device.
         numbers = torch.cat(

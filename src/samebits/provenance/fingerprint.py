@@ -224,7 +224,6 @@ def take_fingerprint(
     *,
     num_ranks_here: int = 1,
     is_restart: bool = False,
-    is_sharded: bool = False,
 ) -> Fingerprint:
     """Take a run's fingerprint. Check that samples and a micro-batch are the same a second time.
 
@@ -233,7 +232,6 @@ def take_fingerprint(
         loss: The recipe's loss function; it returns named 0-d tensors.
         model, device, num_ranks_here: The fresh model, on the rank's device; number of ranks on this machine.
         is_restart: Skip the second pass, which ran when the run started.
-        is_sharded: Skip the model's passes, since no process holds all gradients of a sharded model.
 
     Raises:
         ConfigError: The second pass differs.
@@ -265,9 +263,7 @@ def take_fingerprint(
         if sizes := digest_of_sizes(samples):
             found[f"sizes of the {name} files"] = sizes
     trial: Named = {}
-    if (
-        micro_batch is not None and tried is not None and not is_sharded
-    ):  # its gradients might not fit
+    if micro_batch is not None and tried is not None:
         trial = try_micro_batch(model, loss, tried, micro_batch.forward_key, device, twice=is_twice)
     # Last: a recipe's modules may import others when they are first used.
     return Fingerprint(

@@ -352,7 +352,7 @@ def _probe(source: str, overrides: list[str], notes: Notes) -> dict[str, Any]:
     check_not_empty({"training": len(data[0]), "validation": len(data[1])})
     notes.settings = small_sizes(config, len(data[0]))
     probed.config = spec.load([*overrides, *notes.settings]).config
-    order = make_order(probed.config, data[0], is_sharded=False)
+    order = make_order(probed.config, data[0])
     leaves = list(next(order.steps(Alone(), stop=1)).micro_batches)
     probe_samples(probed, data, leaves[0])
     model = probe_model(probed, parts, data[0], leaves)

@@ -458,7 +458,7 @@ def replay_on(
             continue  # the record has more steps than the settings, which `_compare_whole` reports
         if start == 0:
             # Only possible on a fresh job: step 0 is the first of the sorted segments.
-            init_weights(job, lambda: recipe.build(config, dataset_info))
+            init_weights(job)
         elif plan.from_scratch:
             if job.progress.step != start:
                 break  # a difference has ended the replay before

@@ -1,7 +1,7 @@
 """One of two runs, opened for replay in this process."""
 
 import copy
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,6 @@ from samebits.engine.build import build_from, init_weights, make_job
 from samebits.engine.checkpoints import pack_job, restore_step
 from samebits.engine.job import Job
 from samebits.engine.output.recorder import digest_content, record_of
-from samebits.engine.parts import Parts
 from samebits.engine.progress import Progress
 from samebits.errors import CheckpointError
 from samebits.inference.trained_model import TrainedModel
@@ -46,15 +45,12 @@ _IN_PROCESS = ("loader.num_workers=0",)
 
 def open_job(
     recorded: RecordedRun, overrides: Sequence[str], recipe: Path | None, stack: ExitStack
-) -> tuple[Job, Callable[[], Parts]]:
+) -> Job:
     """Open a run, with a fresh model.
 
     Args:
         recorded, overrides: What the run folder states, and settings that do not change the result.
         recipe: The recipe file to replay with; None: the recipe that `config.yaml` names, if the user trusts it.
-
-    Returns:
-        The job, and a function that builds the recipe's parts again.
 
     Raises:
         ConfigError: The run is not exact, or an override would change its result.
@@ -73,7 +69,7 @@ def open_job(
     # As at a restart: the check that a recipe is repeatable is not what the user asks for here.
     job = make_job(config, lambda: build_from(spec, config, info, folder), world, is_restart=True)
     job.identity = identity(config, info)
-    return job, lambda: spec.build(config, info)
+    return job
 
 
 def _settings_with(model: TrainedModel, recipe: Path) -> tuple[RecipeSpec, RunConfig]:
@@ -121,11 +117,11 @@ class ReplayedRun:
         self.recorded = recorded
         self.num_replays = 0
         self._folder = recorded.path.absolute()
-        self.job, build = open_job(recorded, overrides, recipe, stack)
+        self.job = open_job(recorded, overrides, recipe, stack)
         self._has_content = recorded.log.has_content
         self.has_average = self.job.average is not None
         self.activate()
-        init_weights(self.job, build)
+        init_weights(self.job)
         self._fresh = self.snapshot()
         self.loader, _ = self.job.open_loader()
         stack.callback(lambda: self.loader.close())

@@ -203,7 +203,7 @@ def _run(
             manager.restore(job, "auto", lambda error: None)
             start = {}
         else:
-            init_weights(job, build)
+            init_weights(job)
             info = {"": json.dumps(known)}
             start = {"dataset info": info, "initial weights": digests(job.model.state_dict())}
         # The stacks of a hang stay: the launcher's scratch folder is removed.

@@ -18,7 +18,6 @@ A crash or power cut at any point leaves each earlier checkpoint whole, and a fo
 a disk fault or a user altered it, it does not match its manifest, and a resume falls back to the checkpoint before it.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -27,13 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from samebits.errors import CheckpointError, cannot_read, cannot_write
-from samebits.plain_file import open_plain
+from samebits.errors import CheckpointError, cannot_write
 from samebits.scratch import remove_named
 from samebits.storage.manifest import (
     FILES,
@@ -43,11 +40,8 @@ from samebits.storage.manifest import (
     OPTIMIZER,
     STATE,
     WEIGHTS,
-    check_file,
-    check_limit,
     manifest_of,
     parse_object,
-    read_state,
     run_of,
     sha256_of,
     verified,
@@ -60,7 +54,7 @@ from samebits.storage.run_folder import (
     take_name,
     write_atomically,
 )
-from samebits.storage.tensor_file import check_header, dtype_of, write_tensors
+from samebits.storage.tensor_file import write_tensors
 from samebits.version import __version__
 
 _PARTIAL = re.compile(r"\.(step-\d+)\.\d+\.partial(-old)?")
@@ -105,15 +99,12 @@ def write(
     plain: Mapping[str, Any],
     folder: Path,
     moved: Callable[[int], object] = lambda _: None,
-    fetch: Callable[[str], Tensor] | None = None,
 ) -> Path:
     """Write a packed checkpoint and return its folder; see the protocol at the top of this module.
 
     Args:
         tensors, plain: Tensors by name, of any shape, on any device, and all other state, as plain JSON.
         moved: Called with the number of bytes after each write.
-        fetch: Returns a tensor when it is written, so that a sharded model is never whole in memory. `tensors` then
-            only have shapes (meta device).
 
     Raises:
         CheckpointError: It cannot be written. All earlier checkpoints are unchanged.
@@ -121,15 +112,11 @@ def write(
     target = folder / name_of(step)
     # The dot hides it from `steps`. The process id keeps it apart from what other, killed processes left.
     partial = folder / f".{target.name}.{os.getpid()}.partial"
-    parts = by_file(
-        tensors if fetch else {name: tensor.detach().cpu() for name, tensor in tensors.items()}
-    )
+    parts = by_file({name: tensor.detach().cpu() for name, tensor in tensors.items()})
     try:
         remove_named(partial, FILES)  # left by a killed process that had the same id
         partial.mkdir(parents=True)
-        written = {
-            name: write_tensors(partial / name, part, moved, fetch) for name, part in parts.items()
-        }
+        written = {name: write_tensors(partial / name, part, moved) for name, part in parts.items()}
         written[STATE] = _write(partial / STATE, json.dumps(plain, indent=1).encode())
         files = {
             name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in written.items()
@@ -320,66 +307,3 @@ def _write(path: Path, content: bytes) -> tuple[int, str]:
         file.flush()
         os.fsync(file.fileno())
     return len(content), sha256_of(content)
-
-
-# Verified checkpoints, read into memory one tensor at a time.
-
-
-Shape = tuple[torch.Size, torch.dtype]
-
-
-@dataclass(frozen=True)
-class OpenedCheckpoint:
-    """A verified checkpoint with only names and shapes in memory."""
-
-    path: Path  #: The checkpoint's folder.
-    plain: dict[str, Any]  #: All state but tensors, as `pack` returns it.
-    shapes: dict[str, Shape]  #: Shape and dtype of each tensor, by name.
-
-    def tensor(self, name: str) -> Tensor:
-        """Read one tensor, of any shape, on the CPU."""
-        file = file_of(name)
-        with safe_open(self.path / file, "pt") as opened:
-            found: Tensor = opened.get_tensor(name)
-        return found
-
-
-def open_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> OpenedCheckpoint:
-    """Verify a checkpoint in pieces, without reading its tensors into memory; `limits` as for `load_checkpoint`.
-
-    Raises:
-        CheckpointError: A file is missing, truncated, altered or too large.
-    """
-    limits = {STATE: MAX_STATE_BYTES, **(limits or {})}
-    for name, expected in manifest_of(path).items():
-        try:
-            with open_plain(path / name) as file:
-                # The size first: hashing a file of terabytes only to refuse it would take hours.
-                if (size := os.fstat(file.fileno()).st_size) != expected.get("bytes"):
-                    check_file(path / name, expected, size, "")
-                check_limit(path / name, size, limits.get(name))
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-                check_file(path / name, expected, file.tell(), sha256)
-        except OSError as error:
-            raise cannot_read(
-                CheckpointError, path / name, error, "Make it a file that this user can read."
-            ) from None
-    shapes: dict[str, Shape] = {}
-    try:
-        for file_name in (WEIGHTS, OPTIMIZER):
-            # The library would read a header of any size up to 100 MB into memory.
-            check_header(path / file_name)
-            with safe_open(path / file_name, "pt") as opened:
-                for name in opened.keys():  # noqa: SIM118  # it is no mapping
-                    part = opened.get_slice(name)
-                    shapes[name] = (
-                        torch.Size(part.get_shape()),
-                        dtype_of(part.get_dtype(), path / file_name),
-                    )
-    except (SafetensorError, OSError, MemoryError) as error:
-        raise CheckpointError(
-            f"{path} can't be read as safetensors",
-            cause=str(error)[:500],
-            fix="Use an earlier checkpoint.",
-        ) from None
-    return OpenedCheckpoint(path, read_state(path), shapes)

@@ -86,14 +86,12 @@ def write_tensors(
     path: Path,
     tensors: Mapping[str, Tensor],
     moved: Callable[[int], object] = lambda _: None,
-    fetch: Callable[[str], Tensor] | None = None,
 ) -> tuple[int, str]:
     """Write a file and flush it to disk; return its size in bytes and its SHA-256.
 
     Args:
         path, moved: The file; called with the number of bytes after each write.
         tensors: Tensors on the CPU, of any shape and strides; the file holds them contiguous.
-        fetch: Returns a tensor when it is written; `tensors` then only have dtypes and shapes.
 
     Raises:
         OSError: It cannot be written.
@@ -104,7 +102,7 @@ def write_tensors(
     with path.open("wb") as file:
         file.write(beginning)
         for name in order:
-            content = as_bytes(tensors[name] if fetch is None else fetch(name)).numpy().data
+            content = as_bytes(tensors[name]).numpy().data
             for start in range(0, len(content), _PIECE_BYTES):
                 piece = content[start : start + _PIECE_BYTES]
                 digest.update(piece)

@@ -14,13 +14,11 @@ from torch import Tensor, nn
 from samebits.bits import as_bytes
 from samebits.errors import CheckpointError
 from samebits.storage.checkpoint import (
-    AVERAGE,
     BEST,
-    OpenedCheckpoint,
-    file_of,
+    Checkpoint,
+    load_checkpoint,
     name_of,
     newest,
-    open_checkpoint,
     steps,
 )
 from samebits.storage.manifest import OPTIMIZER, WEIGHTS, check_limit, read_json, read_state, run_of
@@ -207,7 +205,7 @@ def weights_of(
     checkpoint that is whole.
 
     Returns:
-        The file or checkpoint folder, and the tensors by name, in the shapes of the unsharded model.
+        The file or checkpoint folder, and the tensors by name, of any shape.
 
     Raises:
         CheckpointError: The checkpoint does not exist or is damaged, or the final weights belong to another run.
@@ -215,8 +213,8 @@ def weights_of(
     folder = run / "checkpoints"
     limits = file_limits(model) if model is not None else None
 
-    def open_one(path: Path) -> OpenedCheckpoint:
-        return open_checkpoint(path, limits)
+    def open_one(path: Path) -> Checkpoint:
+        return load_checkpoint(path, limits)
 
     if which == "last":
         if os.path.lexists(run / WEIGHTS):
@@ -224,7 +222,7 @@ def weights_of(
         bad = []
         for path, one in newest(folder, open_one):
             if not isinstance(one, CheckpointError):
-                return path, _of_checkpoint(one, model)
+                return path, _of_checkpoint(one, model, path)
             bad.append(one.what)
         raise CheckpointError(
             f"{run} has no weights and no whole checkpoint{' yet' * (not bad)}",
@@ -232,7 +230,7 @@ def weights_of(
             fix=f"Run samebits train --run-dir {run} --resume auto.",
         )
     path = _path_of(run, which)
-    return path, _of_checkpoint(open_one(path), model)
+    return path, _of_checkpoint(open_one(path), model, path)
 
 
 def identity_of(run: Path, which: str) -> tuple[Path, Mapping[str, Any]]:
@@ -280,19 +278,12 @@ def _path_of(run: Path, which: str) -> Path:
     return folder / which
 
 
-def _of_checkpoint(opened: OpenedCheckpoint, model: nn.Module | None) -> dict[str, Tensor]:
-    """Read the moving average of a checkpoint, or else its weights, and no other tensor."""
-    names = {name.removeprefix(AVERAGE): name for name in opened.shapes if name.startswith(AVERAGE)}
-    names = names or {name: name for name in opened.shapes if file_of(name) == WEIGHTS}
+def _of_checkpoint(found: Checkpoint, model: nn.Module | None, path: Path) -> dict[str, Tensor]:
+    """Return the moving average of a checkpoint, or else its weights."""
+    state = found.average or found.weights
     if model is not None:
-        # Compared on the meta device, so that a checkpoint of another model is refused before its values are read.
-        shapes = {name: opened.shapes[full] for name, full in names.items()}
-        metas = {
-            name: torch.empty(size, dtype=dtype, device="meta")
-            for name, (size, dtype) in shapes.items()
-        }
-        check_fits(model, metas, opened.path)
-    return {name: opened.tensor(full) for name, full in names.items()}
+        check_fits(model, state, path)
+    return state
 
 
 def _final(run: Path, model: nn.Module | None) -> dict[str, Tensor]:

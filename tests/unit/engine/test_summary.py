@@ -85,7 +85,7 @@ def test_the_head_is_80_columns_wide(name: str) -> None:
 
 def finished(request: RunSpec, job: Job, folder: RunFolder) -> None:
     reports = Reports(job, folder)
-    finish(request, job, folder, reports, job.final_weights(), [(1.0, 2.0), (2.0, 1.0)])
+    finish(request, job, folder, reports, [(1.0, 2.0), (2.0, 1.0)])
     reports.close()
 
 

@@ -10,7 +10,7 @@ import torch
 from timm.optim import Lamb as TimmLamb
 from torch import nn
 
-from samebits.config.schema import OptimConfig, RunConfig
+from samebits.config.schema import OptimConfig
 from samebits.errors import CheckpointError, ConfigError
 from samebits.optim.build import layer_scales, load_state, optimizer
 
@@ -126,9 +126,3 @@ def test_groups_have_the_scale_of_their_layer_besides_the_decay() -> None:
     assert [(group["weight_decay"], group["lr_scale"]) for group in made.param_groups] == [
         (0.1, 0.25), (0.1, 0.5), (0.0, 0.25), (0.0, 0.5)
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("setting", [{"name": "lamb"}, {"name": "muon"}, {"layer_decay": 0.7}])
-def test_what_needs_whole_tensors_is_refused_with_sharded_parameters(setting: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="cannot be combined with parallel=fsdp"):
-        RunConfig.model_validate({"recipe": "mnist", "parallel": "fsdp", "optim": setting})

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from samebits.cluster.world import alone
-from samebits.data.division import IN_TURN, PADDED
+from samebits.data.division import PADDED
 from samebits.data.order import Order
 from samebits.errors import TrainError
 from samebits.own_loop.idle import NUM_STEPS, IdleSlots, compare
@@ -101,7 +101,6 @@ def test_idle_ranks_repeat_the_first_micro_batch_of_each_other_rank_in_turn() ->
     leaves = PADDED.leaves(8, 3)  # 3, 3 and 2
     assert [PADDED.passes(leaves, 2, step) for step in range(3)] == [[6, 7, 0], [6, 7, 3], [6, 7, 0]]
     assert [PADDED.passes(leaves, rank, 1) for rank in range(2)] == [[0, 1, 2], [3, 4, 5]]
-    assert IN_TURN.passes(IN_TURN.leaves(5, 3), 2, 1) == [2, 0]  # sharded: always the first one
 
 
 @pytest.mark.parametrize(("size", "num"), product((2, 3, 4), (1, 2, 5, 7)))

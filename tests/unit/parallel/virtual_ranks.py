@@ -32,7 +32,6 @@ from samebits.engine.progress import StepResult
 from samebits.engine.step import run_step
 from samebits.parallel.coroutines import Coroutines
 from samebits.parallel.recoverable import RecoverableReducer
-from samebits.parallel.replica import WholeReplica
 from samebits.storage.weights import weights_sha256
 from tests.unit.parallel.virtual_network import Network, SimulatedWorld
 
@@ -78,7 +77,7 @@ def simulate(config: RunConfig, build: Callable[[], Parts], worlds: Sequence[tup
         steps: Number of steps; fewer if the run is shorter.
     """
     job = make_job(config, build, alone("cpu"))
-    init_weights(job, build)
+    init_weights(job)
     steps = min(steps, job.num_steps)
     ranks = _Ranks(job, max(map(sum, worlds)), steps)
     # For each rank the number of its machine.
@@ -139,7 +138,6 @@ class _Ranks:
             replace(
                 job,
                 model=model,
-                replica=WholeReplica(model, job.world),
                 reducer=reducer,
                 optimizer=optimizer,
                 average=job.average if rank == 0 else None,

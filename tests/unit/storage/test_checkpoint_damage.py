@@ -195,7 +195,7 @@ def train(mouth):
         state = some(step)
         checkpoints.save(SimpleNamespace(
             progress=Progress(step=step), is_evaluated=lambda: True, average=None, identity={},
-            state=lambda: state.weights, replica=SimpleNamespace(is_sharded=False),
+            state=lambda: state.weights,
             optimizer=SimpleNamespace(state_dict=lambda: state.optimizer), order=SimpleNamespace(steps_per_epoch=10),
         ))
         os.write(mouth, b".")  # it has waited for the one before

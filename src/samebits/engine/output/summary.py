@@ -7,8 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from samebits.data.division import num_micro_batches
 from samebits.engine.job import Job
 from samebits.engine.output.recorder import write_provenance
@@ -59,10 +57,6 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
         )
     rows["warmup"] = _warmup(job)
     rows["compute"] = _compute(job)
-    if job.replica.is_sharded:
-        rows["parallel"] = (
-            f"fsdp: parameters, gradients and optimizer state sharded over {world.size} processes"
-        )
     if optim.ema is not None:
         rows["ema"] = (
             f"the moving average of the weights (decay {optim.ema:g}) is validated and saved"
@@ -104,13 +98,12 @@ def finish(
     job: Job,
     folder: RunFolder,
     reports: Reports,
-    state: Mapping[str, Tensor],
     waits: Sequence[tuple[float, float]],
 ) -> None:
     """Write the final weights and `result.json`, and print the closing block. Called on rank 0 of a complete run.
 
     Args:
-        reports, state: Prints the block; the final weights, in the shapes of the unsharded model.
+        reports: Prints the block.
         waits: Per rank, seconds of its own work in steps and of waiting for all-reduces, since the process started.
     """
     if reports.first_step_at is None and is_as_recorded(folder.path):
@@ -126,6 +119,7 @@ def finish(
     if gone := [name for name in expected if not (folder.path / name).exists()]:
         reports.notify(f"warning: {', '.join(gone)} in {folder.path}: deleted during the run")
     progress = job.progress
+    state = job.final_weights()
     sha256 = weights_sha256(state)
     write_weights(folder.weights, state)
     root = write_provenance(spec, job, folder, sha256)

@@ -61,7 +61,6 @@ def why_restart(config: RunConfig, nodes: RendezvousConfig | None, num_procs: in
     return first_met(
         config,
         "cluster.backend=nccl",
-        "parallel=fsdp",
         "batch_norm=sync",
         "watch.nonfinite!=stop",
         "record.content=true",

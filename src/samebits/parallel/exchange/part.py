@@ -35,7 +35,7 @@ from samebits.parallel.tree import Node, merged, push
 #          | 0  | L  |  sum         |  bucket  |  part  |
 #          +----+----+--------------+----------+--------+
 #            |    |     |              |          node of the sender's tree, by its index; RESULT: a sum of ranks
-#            |    |     |              bucket of the sum; unit of a sharded model
+#            |    |     |              bucket of the sum
 #            |    |     sum: 0 for the engine's and for the buffers of an own loop, else one of the own loop's sums
 #            |    layer: a sum within a forward or backward pass (synchronized batch norm)
 #            sign: gloo takes tags as unsigned, torch as signed ints
@@ -45,9 +45,6 @@ from samebits.parallel.tree import Node, merged, push
 
 RESULT = 63  # follows the indices of nodes; a rank has at most one node per level of the tree, on either side
 LAYER = 1 << 30
-# parts of a unit of a sharded model
-GATHER = 0
-REDUCE = 1
 
 
 def bucket_tag(bucket: int, sum_number: int = 0) -> int:

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebits.data.division import IN_TURN, PADDED
+from samebits.data.division import PADDED
 from samebits.data.loader import Loader, requests_of
 from samebits.data.order import Order
 from samebits.data.samples import DatasetSamples, Samples
@@ -67,10 +67,9 @@ def opened(
     return form(SOURCES[kind](Path(folder), num_samples, num_files), collate)
 
 
-# How recipes read, whole models and sharded ones, and how `samebits.exact` reads a DataLoader that shuffles or not.
+# How recipes read, and how `samebits.exact` reads a DataLoader that shuffles or not.
 FORMS: dict[str, tuple[Callable[..., Order], Callable[..., Samples]]] = {
     "recipe": (Order, DatasetSamples),
-    "sharded": (partial(Order, division=IN_TURN), DatasetSamples),
     "exact": (partial(Order, division=PADDED), CollatedSamples),
     "exact, not shuffled": (partial(Order, division=PADDED, is_shuffled=False), CollatedSamples),
 }
