@@ -58,6 +58,7 @@ def test_it_runs_with_a_tiny_setting(name: str, tmp_path: Path) -> None:
     assert expected in done.stdout
 
 
+@pytest.mark.full
 def test_a_start_by_its_path_names_the_command() -> None:
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "benchmarks/exact_cost.py"]

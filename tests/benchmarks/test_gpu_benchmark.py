@@ -21,6 +21,7 @@ def test_numbers_of_gpus(num_gpus: int, expected: list[int]) -> None:
     assert sizes(num_gpus) == expected
 
 
+@pytest.mark.full
 def test_without_a_gpu_it_prints_the_commands(tmp_path: Path) -> None:
     done = bench(tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr

@@ -66,12 +66,15 @@ def test_it_is_kept_for_the_default_settings_and_ended_if_nobody_uses_it() -> No
     _run(SCRIPT)
 
 
-@pytest.mark.parametrize(("threads", "kernels"), [(2, ""), (1, "avx2"), (2, "avx2")])
+@pytest.mark.parametrize(
+    ("threads", "kernels"), [(2, ""), (1, "avx2"), pytest.param(2, "avx2", marks=pytest.mark.full)]
+)
 def test_it_is_replaced_for_other_threads_or_kernels(threads: int, kernels: str) -> None:
     change = f"os.environ['ATEN_CPU_CAPABILITY'] = '{kernels}'" if kernels else ""
     _run(REPLACED.format(change=change, threads=threads, kernels=kernels))
 
 
+@pytest.mark.full
 def test_a_recipe_file_is_loaded_beside_it(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.py"
     found = tmp_path / "found"

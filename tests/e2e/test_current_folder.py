@@ -50,12 +50,13 @@ for _ in range(3):
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("command", "ranks"),
     [
         ("gate --steps 2", ""),  # starts a script as check does, once
-        pytest.param("check", "", marks=pytest.mark.full),
-        pytest.param("check", "--as 2", marks=pytest.mark.full),
+        ("check", ""),
+        ("check", "--as 2"),
     ],
 )
 def test_a_script_is_observed_without_modules_of_the_current_folder(

@@ -46,6 +46,7 @@ def check(folder: Path, undisturbed: str, jobs: list[Job], names: str) -> None:
     assert not (folder / "run" / ".rendezvous-key").exists()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
 def test_the_other_node_finishes_the_step_of_a_lost_one(undisturbed: str, tmp_path: Path) -> None:
     with nodes(tmp_path, *in_step(tmp_path), "--nodes", "1:2") as begin:

@@ -90,11 +90,12 @@ def test_a_limit_on_open_files_is_named_as_what_it_is(tmp_path: Path) -> None:
     assert "ulimit -n 4096" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("options", "more"),
     [
         ("ro", "--procs 1 loader.num_workers=1"),
-        pytest.param("size=4k", "--procs 2 loader.num_workers=1", marks=pytest.mark.full),
+        ("size=4k", "--procs 2 loader.num_workers=1"),
     ],
 )
 def test_a_machine_without_shared_memory_is_reported(tmp_path: Path, options: str, more: str) -> None:

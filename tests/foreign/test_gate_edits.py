@@ -141,7 +141,7 @@ class Edit:
     new: str
     phase: str = ""
     module: str = ""
-    is_quick: bool = False  #: Whether it is judged with every change of this package.
+    is_full: bool = False  #: Whether it is judged with every change of this package, although it starts a framework.
 
     def apply(self) -> str:
         """Return the edited script."""
@@ -171,7 +171,7 @@ EDITS = [
          "        outputs = model(x)\n        loss = F.cross_entropy(input=outputs, target=y)\n"),
     Edit("exact", "the loss is logged", IN_LOOP, IN_LOOP + "        print(loss.item())\n"),
     Edit("exact", "a module is compiled", "model = Net()", "model = torch.compile(Net())"),
-    Edit("launch", "a module is renamed", "self.norm", "self.bn", is_quick=True),
+    Edit("launch", "a module is renamed", "self.norm", "self.bn", is_full=True),
     Edit("launch", "imports are reordered", "import os\nimport torch.distributed as dist\n",
          "import torch.distributed as dist\nimport os\n"),
     Edit("launch", "a loop is unrolled", LOOP, UNROLLED),
@@ -199,7 +199,7 @@ EDITS = [
     Edit("exact", "the order of layers", "self.head(self.dropout(x.flatten(1)))",
          "self.dropout(self.head(x.flatten(1)))", "forward", "head"),
     Edit("launch", "eps of batch norm", "nn.BatchNorm2d(width)", "nn.BatchNorm2d(width, eps=1.1e-5)", "forward", "norm",
-         is_quick=True),
+         is_full=True),
     Edit("launch", "the learning rate without the number of ranks", "0.05 * dist.get_world_size()", "0.05",
          "learning rate", "(optimizer)"),
     Edit("launch", "a sampler without set_epoch and shuffle", "DistributedSampler(pictures)",
@@ -262,7 +262,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             edit,
             id=f"{edit.form}: {edit.name}",
             # Each starts a framework; all of them take five minutes.
-            marks=[] if edit.is_quick else pytest.mark.full if edit.form == "exact" else pytest.mark.lab,
+            marks=pytest.mark.full if edit.is_full or edit.form == "exact" else pytest.mark.lab,
         )
         for edit in EDITS
     ],

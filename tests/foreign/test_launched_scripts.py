@@ -278,6 +278,7 @@ def test_files_in_the_current_folder_replace_no_module(tmp_path: Path) -> None:
     assert sha256(launch(tmp_path, "--as", 2, LAUNCHED / "batch_norm.py", "hook"))
 
 
+@pytest.mark.full
 def test_check_compares_placements_and_names_what_differs(tmp_path: Path) -> None:
     checked = samebits("check", "--as", 2, LAUNCHED / "draws.py", "--", 2, tmp_path / "none" / "x.pt", 0, cwd=tmp_path)
     assert "two launchers, 1 + 1" in checked.stdout
@@ -287,6 +288,7 @@ def test_check_compares_placements_and_names_what_differs(tmp_path: Path) -> Non
     assert "0.weight differs after step 0 on one launcher again" in found.stdout
 
 
+@pytest.mark.full
 def test_check_says_that_a_script_makes_too_few_steps(tmp_path: Path) -> None:
     found = samebits("check", "--as", 3, LAUNCHED / "batch_norm.py", "--", "hook", cwd=tmp_path, code=2)
     assert "on one launcher failed, or made fewer than 6 steps" in found.stderr

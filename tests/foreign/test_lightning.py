@@ -206,6 +206,7 @@ def test_the_usual_form_depends_on_the_number_of_processes(tmp_path: Path) -> No
     assert len(hashes) == 2
 
 
+@pytest.mark.full
 def test_options_that_lightning_cli_fills_in_are_accepted() -> None:
     # With their defaults, those of DDPStrategy and of DistributedDataParallel.
     lines = [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,13 +18,18 @@ def start(starter: Starter, folder: Path, loop: Loop, procs: int) -> Ended:
     return starter.run_files([script], procs)
 
 
+def some_of(loops: Mapping[str, Loop]) -> list[Any]:
+    """Every third loop is tried by `make test`; each trains in several worlds."""
+    return [pytest.param(name, marks=pytest.mark.full if number % 3 else ()) for number, name in enumerate(loops)]
+
+
 @pytest.mark.parametrize("name", LOGS)
 def test_what_is_only_logged_changes_nothing(starter: Starter, tmp_path: Path, name: str) -> None:
     usual = start(starter, tmp_path, Loop(), 1).sha256
     assert start(starter, tmp_path, LOGS[name], 2).sha256 == usual
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", some_of(EXACT))
 def test_the_loop_is_exact_where(starter: Starter, tmp_path: Path, name: str) -> None:
     loop = EXACT[name]
     ended = [start(starter, tmp_path, loop, procs) for procs in (1, 2, 3)]
@@ -30,7 +37,7 @@ def test_the_loop_is_exact_where(starter: Starter, tmp_path: Path, name: str) ->
     assert all(loop.warns in each.texts[0] for each in ended)
 
 
-@pytest.mark.parametrize("name", WARNED)
+@pytest.mark.parametrize("name", some_of(WARNED))
 def test_the_loop_is_exact_with_a_warning_where(starter: Starter, tmp_path: Path, name: str) -> None:
     ended = [start(starter, tmp_path, WARNED[name], procs) for procs in (1, 2)]
     assert len({each.sha256 for each in ended}) == 1

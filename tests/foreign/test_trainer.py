@@ -56,13 +56,14 @@ def test_an_exact_trainer_script_has_one_hash_and_log_also_after_a_kill(name: st
 
 
 # A step has 5 micro-batches, the last one of an epoch 2: 2 ranks and 3 repeat some, each with its own number of tokens.
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("way", "worlds"),
     [
         ("all tokens count the same", (1, 3)),
-        pytest.param("the mean of a micro-batch", (1, 2, 3), marks=pytest.mark.full),
-        pytest.param("the step", (1, 2), marks=pytest.mark.full),
-        pytest.param("inputs that are taken apart", (1, 2), marks=pytest.mark.full),
+        ("the mean of a micro-batch", (1, 2, 3)),
+        ("the step", (1, 2)),
+        ("inputs that are taken apart", (1, 2)),
     ],
 )
 def test_tokens_have_one_weight_on_any_number_of_processes(tmp_path: Path, way: str, worlds: tuple[int, ...]) -> None:

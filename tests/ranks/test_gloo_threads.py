@@ -59,6 +59,7 @@ def test_another_policy_of_the_user_stays() -> None:
         assert other.submit(policy).result() == os.SCHED_BATCH
 
 
+@pytest.mark.full
 def test_each_direction_between_two_ranks_has_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", PYTHON_PATH)
     upwards, downwards = set(), set()
@@ -70,6 +71,7 @@ def test_each_direction_between_two_ranks_has_its_group(monkeypatch: pytest.Monk
     assert upwards != downwards
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("procs", [2, 3])
 def test_gloo_preempts_synchronized_batch_norm_if_cores_are_many(monkeypatch: pytest.MonkeyPatch, procs: int) -> None:
     monkeypatch.setenv("PYTHONPATH", PYTHON_PATH)

@@ -70,6 +70,7 @@ def test_the_next_step_finds_the_memory_that_the_last_one_freed() -> None:
     assert left > 80
 
 
+@pytest.mark.full
 def test_another_thread_finds_it_too() -> None:
     returned, _ = allocate("keep_freed_memory", "return_freed_memory", where="thread")
     kept, left = allocate("keep_freed_memory", where="thread")

@@ -27,7 +27,11 @@ def draw(path: str, width: int, height: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [[], ["data.size_px=48", "data.eval_resize_px=48", "data.mean=[0.1,0.2,0.3]", "data.std=[0.5,0.4,0.6]"]]
+    "more",
+    [
+        ["data.size_px=48", "data.eval_resize_px=48", "data.mean=[0.1,0.2,0.3]", "data.std=[0.5,0.4,0.6]"],
+        pytest.param([], marks=pytest.mark.full),
+    ],
 )
 def test_the_example_gives_the_prediction_of_samebits(more: list[str]) -> None:
     with torch.random.fork_rng():

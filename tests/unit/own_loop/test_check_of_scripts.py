@@ -26,6 +26,7 @@ def test_a_script_with_ranks_of_its_own_is_recognized(line: str, is_own: bool, t
     assert bool(_own_ranks(str(tmp_path / "s.py"))) is is_own
 
 
+@pytest.mark.full
 def test_a_failure_of_a_script_with_ranks_of_its_own_names_them(tmp_path: Path) -> None:
     script = tmp_path / "s.py"
     script.write_text('ADDRESS = "tcp://127.0.0.1:29500"\nraise OSError("EADDRINUSE")\n')

@@ -40,6 +40,7 @@ def differences(found: list[dict[str, str]]) -> set[str]:
     return {name for name, each in found[0].items() if any(other.get(name) != each for other in found[1:])}
 
 
+@pytest.mark.full
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="its other vector instructions")
 def test_some_operations_have_the_same_bits_and_others_have_not(tmp_path: Path) -> None:
     """What is known to differ is computed too: a comparison that cannot find it proves nothing."""

@@ -21,7 +21,9 @@ FULL = pytest.mark.full
     [
         pytest.param({}, 1, id="the fastest kernels of this processor"),
         pytest.param({"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}, 1, id="no vectors"),
-        pytest.param({"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}, 2, id="AVX2, two threads"),
+        pytest.param(
+            {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}, 2, id="AVX2, two threads", marks=FULL
+        ),
         pytest.param({"MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}, 4, id="no VNNI", marks=FULL),
         pytest.param({"MKL_CBWR": "SSE4_2", "ONEDNN_MAX_CPU_ISA": "SSE41"}, 1, id="SSE4", marks=FULL),
         pytest.param({"ATEN_CPU_CAPABILITY": "default"}, 4, id="no vectors, four threads", marks=FULL),

@@ -65,6 +65,7 @@ def test_some_operations_have_torchs_values_in_each_overload_and_type() -> None:
     assert expected <= {*found["reached"]}
 
 
+@pytest.mark.full
 def test_written_calls_have_torchs_values() -> None:
     """Of what torch's samples do not reach."""
     found = compare("1", "written")

@@ -105,6 +105,7 @@ def test_the_fix_of_an_exploding_model_names_the_module(tmp_path: Path) -> None:
     assert "not finite output of module features.2 (BatchNorm2d), micro-batch 0" in found.stderr
 
 
+@pytest.mark.full
 def test_classify_names_the_files_of_a_batch(tmp_path: Path) -> None:
     samebits("data", "make", "classify", "--out", "shapes", "num_per_class=8", "size_px=40", cwd=tmp_path)
     small = ["data.root=shapes", "epochs=1", "global_batch=16", "micro_batch=8"]

@@ -85,6 +85,7 @@ def test_a_tracker_that_fails_is_reported_with_its_log_and_the_command_to_repeat
     assert "raise OSError" in (run / "logs" / "tracker-fails.py.log").read_text()
 
 
+@pytest.mark.full
 def test_a_tracker_that_hangs_is_killed_shortly_after_the_run(run: Path) -> None:
     (run.parent / "hangs.py").write_text(HANGS)
     write_records(run, range(1, 3))
