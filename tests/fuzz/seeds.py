@@ -5,7 +5,6 @@ import io
 import json
 import lzma
 import struct
-import zipfile
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -147,14 +146,6 @@ def labeled_images() -> list[Seed]:
     return [*seeds, Seed("regions", "regions.json", json.dumps(content).encode(), both)]
 
 
-def zip_file() -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("val/a.jpg", encoded("JPEG"))
-        archive.writestr("val/b.png", encoded("PNG"))
-    return file.getvalue()
-
-
 def packed_entries() -> list[Seed]:
     entries = {"num-samples": b"1", "image-000000001": encoded("PNG"), "label-000000001": "a中".encode()}
     return [Seed("packed", name, content, entries) for name, content in entries.items()]
@@ -261,7 +252,7 @@ def all_seeds() -> tuple[Seed, ...]:
     lines = "".join(json.dumps({"kind": "step", "step": at, "epoch": 0.5, "loss": 1.25}) + "\n" for at in range(5))
     return (
         *pictures(), *idx_files(), *text_files(), Seed("coco", "a.json", annotations()),
-        *labeled_images(), Seed("zipped", "a.zip", zip_file()), *packed_entries(), Seed("yaml", "a.yaml", YAML),
+        *labeled_images(), *packed_entries(), Seed("yaml", "a.yaml", YAML),
         *weights_files(), *checkpoint_files(), Seed("run_json", "dataset_info.json", json.dumps(facts).encode()),
         Seed("records", "metrics.jsonl", lines.encode()), *store_values(), *messages(),
         *verified_files(),

@@ -1,7 +1,6 @@
 """Images whose sizes can't be trained or evaluated on are named when the data is opened, before the first step."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,25 +78,6 @@ def test_an_image_of_another_size_is_named_before_training(
     with pytest.raises(DataError, match=f"{Path(image).stem}.* is [0-9]+x[0-9]+, but") as caught:
         open_all()
     assert caught.value.slots["fix"]
-
-
-@pytest.mark.parametrize("is_damaged", [False, True])
-def test_sizes_in_a_zip_file_are_compared_too(is_damaged: bool, tmp_path: Path) -> None:
-    open_all = people(tmp_path)
-    folder = tmp_path / "images/val2017"
-    if is_damaged:  # without a size in its header: found when it is read
-        (folder / "2.jpg").write_bytes(b"\xff\xd8")
-    else:
-        smaller(folder / "2.jpg")
-    shutil.make_archive(str(folder), "zip", folder)
-    shutil.rmtree(folder)
-    if is_damaged:
-        source = open_all()[1]
-        with pytest.raises(DataError, match=r"2\.jpg is not an image"):
-            source.example(1, 0)
-    else:
-        with pytest.raises(DataError, match=r"2\.jpg is 32x32, but 64x64 in its annotation"):
-            open_all()
 
 
 def test_an_image_whose_header_is_too_long_is_named_when_it_is_read(tmp_path: Path) -> None:

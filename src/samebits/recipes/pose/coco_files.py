@@ -20,7 +20,7 @@ from samebits.data.coco import (
     check_region,
     draw_regions,
     index_coco,
-    open_store,
+    open_folder,
     read_coco,
     shown,
     wrong,
@@ -194,8 +194,8 @@ ANNOTATIONS = {
     "crowdpose": ("json/crowdpose_{}.json", "annotations/crowdpose_{}.json", "crowdpose_{}.json"),
 }
 IMAGE_FOLDERS = {
-    "coco": ("images/{}", "{}", "images/{}.zip", "{}.zip"),
-    "crowdpose": ("images", "images.zip"),
+    "coco": ("images/{}", "{}"),
+    "crowdpose": ("images",),
 }
 
 
@@ -203,7 +203,7 @@ class _Image(NamedTuple):
     """An image of a split."""
 
     coco: COCO  # the annotation file
-    store: Folder  # the folder or zip file
+    folder: Folder
     entry: dict[str, Any]
 
 
@@ -224,25 +224,18 @@ class AnnotatedImages:
 
     @property
     def files(self) -> list[str]:
-        """Paths of the images, or of the archives that hold them."""
-        # A dict, since an archive holds many of them.
-        return list(
-            dict.fromkeys(
-                file
-                for _, store, image in self._images
-                for file in store.files([image["file_name"]])
-            )
-        )
+        """Paths of the images."""
+        return [f"{folder.path}/{image['file_name']}" for _, folder, image in self._images]
 
     def example(self, index: int, key: int) -> Example:
         """Read an image."""
-        coco, store, image = self._images[index]
+        coco, folder, image = self._images[index]
         people = coco.imgToAnns.get(image["id"], [])
         hidden = [person for person in people if is_hidden(person)] if self._with_masks else []
         shown = [person for person in people if not person["iscrowd"] or person["num_keypoints"]]
         joints = np.array([person["keypoints"] for person in shown], np.float64)
         return Example(
-            rgb=store.pixels(image["file_name"], (image["width"], image["height"])),
+            rgb=folder.pixels(image["file_name"], (image["width"], image["height"])),
             joints=joints.reshape(-1, self._num_joints, 3),
             # 0 becomes 255, and 1, in crowds and on people without keypoints, becomes 0.
             mask=draw_regions(coco, hidden, image["id"]) - np.uint8(1) if hidden else None,
@@ -298,12 +291,12 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages:
             config.root.expanduser() / form.format(name) for form in IMAGE_FOLDERS[config.name]
         ]
         fix = "Download them, or set data.root to the folder of the dataset."
-        store = open_store(folders, [image["file_name"] for image in images], fix)
+        folder = open_folder(folders, [image["file_name"] for image in images], fix)
         sizes = {image["file_name"]: (image["width"], image["height"]) for image in images}
-        store.check_sizes(sizes)
+        folder.check_sizes(sizes)
         for image in () if train else images:
             check_shape(f"image {image['id']}", image["width"], image["height"])
-        found += [_Image(coco, store, image) for image in images]
+        found += [_Image(coco, folder, image) for image in images]
     if not found:
         raise DataError(
             f"split {split} of {config.name} has no image" + (" with people" if train else ""),

@@ -21,7 +21,7 @@ from samebits.data.coco import (
     check_entries,
     draw_regions,
     index_coco,
-    open_store,
+    open_folder,
     read_coco,
 )
 from samebits.data.images import ByteArray
@@ -187,8 +187,8 @@ class CocoFile:
         return partial(self._read, _key=0, store=self._store(names), classes=classes)
 
     def _store(self, names: Sequence[str]) -> Folder:
-        fix = "Set data.images to the folder or zip file of the images."
-        return open_store([self._folder], names, fix)
+        fix = "Set data.images to the folder of the images."
+        return open_folder([self._folder], names, fix)
 
     def _size(self, name: str) -> tuple[int, int]:
         """Return the (width, height) of an image by its annotation."""
