@@ -25,6 +25,7 @@ REMOVED: Mapping[str, object] = {
     "compress": "none",
     "data.cache": None,
     "data.cache_gb": 10.0,
+    "data.encoding": "utf-8",
     "decode.beam_width": 1,
     "mode": "exact",
     "report.peak_tflops": None,

@@ -128,7 +128,7 @@ def read_alphabet(path: Path) -> Alphabet:
         raise error.with_slots(f"{path}: {error.what}") from None
 
 
-def read_chars(path: Path, encoding: str = "utf-8") -> list[str]:
+def read_chars(path: Path) -> list[str]:
     """Read the characters of index labels, one per line, from line 0.
 
     Args:
@@ -142,12 +142,7 @@ def read_chars(path: Path, encoding: str = "utf-8") -> list[str]:
     """
     content = read_list(path, MAX_ALPHABET_BYTES, "Set data.chars to a readable file.")
     try:
-        table = (
-            to_utf8(path, content, encoding, "data.encoding")
-            .decode()
-            .removesuffix("\n")
-            .split("\n")
-        )
+        table = to_utf8(path, content).decode().removesuffix("\n").split("\n")
     except DataError:
         if path.name != CHARS_NAME:
             raise

@@ -81,7 +81,7 @@ def find_alphabet(config: DataConfig) -> Alphabet:
     files = [read_labels(label_path(config, train=train), config, chars) for train in (True, False)]
     if chars is not None and files[0].is_index:
         # All characters of data.chars, so that the classes do not depend on which of them the labels use.
-        return Alphabet("".join(dict.fromkeys(filter(None, read_chars(chars, config.encoding)))))
+        return Alphabet("".join(dict.fromkeys(filter(None, read_chars(chars)))))
     for labels in files:
         _refuse_invisible(labels)
     return Alphabet(text_of(np.unique(np.concatenate([labels.codes for labels in files]))))

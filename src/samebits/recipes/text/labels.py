@@ -32,11 +32,11 @@ _MAX_LABEL_BYTES = 1 << 20
 _CREATE_AGAIN = "Create the dataset again, or use another."
 
 
-def read_texts(folder: Path, encoding: str = "utf-8") -> list[str]:
+def read_texts(folder: Path) -> list[str]:
     """Read all labels of a dataset, in order.
 
     Raises:
-        DataError: The folder has another layout, or a label is missing or in another encoding.
+        DataError: The folder has another layout, or a label is missing or not UTF-8.
     """
     with _reading(folder), _environment(folder).begin() as transaction:
         count = transaction.get(b"num-samples")
@@ -62,12 +62,12 @@ def read_texts(folder: Path, encoding: str = "utf-8") -> list[str]:
                     fix=_CREATE_AGAIN,
                 )
             try:
-                texts.append(label.decode(encoding))
+                texts.append(label.decode())
             except UnicodeError as error:
                 raise DataError(
-                    f"label-{number:09d} of {folder} is not {encoding}",
+                    f"label-{number:09d} of {folder} is not UTF-8",
                     given=label[:60],
-                    fix="Set data.encoding to the encoding of all labels, such as gb18030 or cp1252.",
+                    fix="Create the dataset again, with labels in UTF-8.",
                 ) from error
     if not texts:
         raise DataError(f"{folder} has no lines", given="num-samples 0", fix=_CREATE_AGAIN)
@@ -225,7 +225,6 @@ def read_labels(path: Path, config: DataConfig, chars: Path | None = None) -> La
         (stamp.st_mtime_ns, stamp.st_size),
         config.form,
         chars,
-        config.encoding,
         config.normalize,
     )
 
@@ -245,20 +244,20 @@ def padded_row(labels: Labels) -> str:
 # The files of training and validation.
 @functools.lru_cache(maxsize=2)
 def _read(
-    path: Path, stamp: tuple[int, int], form: str, chars: Path | None, encoding: str, normalize: str
+    path: Path, stamp: tuple[int, int], form: str, chars: Path | None, normalize: str
 ) -> Labels:
     found = _Columns()
     if path.is_dir():
-        texts = read_texts(path, encoding)
+        texts = read_texts(path)
         found.add_texts([], texts, range(1, len(texts) + 1), normalize)
         return found.labels(path)
     table: list[str] = []
     is_first = True
-    for rows in read_chunks(path, encoding):
+    for rows in read_chunks(path):
         if is_first:
             form = _form_of(path, form, rows, chars)
             is_first = False
-            table = read_chars(chars, encoding) if form == "index" and chars is not None else []
+            table = read_chars(chars) if form == "index" and chars is not None else []
         if form == "index":
             found.add_numbers(path, rows, table)
         else:
@@ -394,16 +393,14 @@ def _bad_number(path: Path, rows: Rows, num_chars: int) -> DataError:
     raise AssertionError("every number is that of a character")
 
 
-def read_chunks(path: Path, encoding: str) -> Iterator[Rows]:
+def read_chunks(path: Path) -> Iterator[Rows]:
     """Yield the non-empty lines of a file in chunks, since all lines as strings would take ten times the file's size.
 
     Raises:
         DataError: The file cannot be read or decoded, or has too many lines or a too long line.
     """
     fix = "Set data.train and data.eval to readable files."
-    content = to_utf8(
-        path, read_list(path, MAX_LABEL_BYTES, fix, "a file with labels"), encoding, "data.encoding"
-    )
+    content = to_utf8(path, read_list(path, MAX_LABEL_BYTES, fix, "a file with labels"))
     if content.count(b"\n") > MAX_LINES:
         raise DataError(
             f"{path} has {content.count(10):,} lines",
