@@ -8,20 +8,23 @@ from pathlib import Path
 import pytest
 
 from samebits.data.samples import DatasetSamples
+from samebits.data.sources.local_files import MAX_OPEN, _opened
 from samebits.data.sources.tar_shards import TarShards
 from samebits.errors import ConfigError, DataError
 from tests.unit.data.sources.source_files import write_tar
 
 
-def test_more_shards_than_open_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samebits.data.sources.local_files.MAX_OPEN", 2)
-    for number in range(5):
-        write_tar(tmp_path / f"{number}.tar", [("0.cls", b"%d" % number)])
+def test_more_shards_than_open_files_are_read(tmp_path: Path) -> None:
+    count = MAX_OPEN + 3
+    for number in range(count):
+        write_tar(tmp_path / f"{number:03}.tar", [("0.cls", b"%d" % number)])
+    _opened.cache_clear()
     num_open = len(os.listdir("/proc/self/fd"))
     shards = TarShards(tmp_path)
-    assert [shards[number]["cls"] for number in (0, 1, 2, 3, 4, 0, 2)] == [0, 1, 2, 3, 4, 0, 2]
-    assert len(os.listdir("/proc/self/fd")) == num_open + 2
-    del shards
+    order = [*range(count), 0, 2]
+    assert [shards[number]["cls"] for number in order] == order
+    assert len(os.listdir("/proc/self/fd")) == num_open + MAX_OPEN
+    _opened.cache_clear()
     assert len(os.listdir("/proc/self/fd")) == num_open
 
 
