@@ -91,7 +91,7 @@ class ParquetRows:
         for number, path in enumerate(self.files):
             file, stamp = _open(path)
             self._stamps.append(stamp)
-            with _reading(path), file:
+            with reading(path), file:
                 self._check_columns(path, file)
                 self._groups += _row_groups(path, number, file.metadata)
         self._ends = list(accumulate(group.num_rows for group in self._groups))
@@ -105,7 +105,7 @@ class ParquetRows:
 
     def __getitem__(self, index: int) -> Any:
         number, row = located(self._ends, index)
-        with _reading(self.files[self._groups[number].file]):
+        with reading(self.files[self._groups[number].file]):
             values: dict[str, Any] = self._table(number).slice(row, 1).to_pylist()[0]
         for name, function in self._decode.items():
             if name in values:
@@ -206,7 +206,7 @@ def _open(path: str) -> tuple[pyarrow.parquet.ParquetFile, Stamp]:
     descriptor = open_regular(path)
     stamp = stamp_of(descriptor)
     os.close(descriptor)
-    with _reading(path):
+    with reading(path):
         # pre_buffer reads ahead in threads, which a forked process lacks.
         return pyarrow.parquet.ParquetFile(path, pre_buffer=False), stamp
 
@@ -253,7 +253,7 @@ def _too_large(path: str, number: int, given: str) -> DataError:
 
 
 @contextmanager
-def _reading(path: str) -> Iterator[None]:
+def reading(path: str) -> Iterator[None]:
     """Convert the errors of the library to errors for the user."""
     import pyarrow
 

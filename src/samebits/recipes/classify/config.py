@@ -26,8 +26,8 @@ class DataConfig(VisionData):
 
     root: Path | None = Field(
         default=None,
-        description="Folder with one subfolder of images per class; a CSV file of path,label; tar shards, Parquet "
-        "files or a Hugging Face dataset on disk. Without data.eval, data.val_fraction of each class is the "
+        description="Folder with one subfolder of images per class; a CSV file of path,label; tar shards or "
+        "Parquet files. Without data.eval, data.val_fraction of each class is the "
         "validation split.",
     )
     eval_sets: dict[str, Path] = Field(
@@ -40,7 +40,7 @@ class DataConfig(VisionData):
     )
     columns: tuple[str, str] | None = Field(
         default=None,
-        description="Columns of image and class in Parquet files and Hugging Face datasets; extensions in tar shards. "
+        description="Columns of image and class in Parquet files; extensions in tar shards. "
         "null: the usual names, such as image and label, or jpg and cls.",
     )
     classes: tuple[str, ...] | None = Field(
