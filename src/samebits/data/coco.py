@@ -3,7 +3,7 @@
 import json
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
@@ -16,7 +16,6 @@ from pydantic import (
     BaseModel,
     Field,
     PlainValidator,
-    TypeAdapter,
     ValidationError,
     ValidationInfo,
 )
@@ -40,7 +39,7 @@ from samebits.plain_file import parse_json, read_plain
 LARGEST = 1e9
 MAX_JSON_BYTES = 1 << 31  # COCO's largest file of annotations has 450 MB
 _SHOWN = 60
-_FIX = "Correct the annotation file."
+FIX = "Correct the annotation file."
 _EXPECTED = "a JSON file with images, annotations and categories"
 _PARTS = {"images": "image", "annotations": "annotation", "categories": "category"}
 
@@ -170,63 +169,57 @@ def check_entries(
     part: str,
     path: Path,
     *,
-    places: Sequence[int] | None = None,
     known: Mapping[str, Any] | None = None,
+    leave_out: Collection[Any] = (),
     unique: bool = True,
 ) -> list[dict[str, Any]]:
     """Check entries of a file, and return them without fields that are not used.
 
     Args:
         part: The list of the file, such as "annotations".
-        places: Index of each entry in the list of the file. None: the entries are the whole list.
         known: The ids that each `Reference` may be, by the field's name.
+        leave_out: Ids of categories whose entries are neither checked nor returned.
     """
-    try:
-        with without_collections():
-            adapter = TypeAdapter(list[kind])  # type: ignore[valid-type]
-            checked: list[BaseModel] = adapter.validate_python(entries, context=known)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        place, *fields = first["loc"]
-        where = f"{part}[{place if places is None else places[int(place)]}]"
-        expected = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-        if not fields:
-            raise DataError(
-                f"{where} of {path} is {shown(first['input'])}", allowed="an object", fix=_FIX
-            ) from None
-        name = "".join(
-            f"[{field}]" if isinstance(field, int) else f".{field}" for field in fields
-        ).removeprefix(".")
-        value = ... if first["type"] == "missing" else first["input"]
-        raise wrong(entries[int(place)], name, f"{path}: {where}", expected, value) from None
-    found = [dict(entry) for entry in checked]
-    seen: dict[int, int] = {}
-    for index, entry in enumerate(found if unique else ()):
-        if seen.setdefault(entry["id"], index) != index:
-            first_at, again_at = (
-                at if places is None else places[at] for at in (seen[entry["id"]], index)
-            )
-            raise DataError(
-                f"id {entry['id']} comes twice in {part}",
-                where=f"{path}: {part}[{first_at}] and {part}[{again_at}]",
-                allowed="a number that no other entry has",
-                fix="Give each entry a unique id.",
-            )
+    found = []
+    places: dict[int, int] = {}
+    with without_collections():
+        for place, entry in enumerate(entries):
+            if isinstance(entry, dict) and entry.get("category_id") in leave_out:
+                continue
+            try:
+                checked = dict(kind.model_validate(entry, context=known))
+            except ValidationError as error:
+                raise _wrong(entry, part, place, path, error) from None
+            first = places.setdefault(checked["id"], place)
+            if unique and first != place:
+                raise DataError(
+                    f"id {checked['id']} comes twice in {part}",
+                    where=f"{path}: {part}[{first}] and {part}[{place}]",
+                    allowed="a number that no other entry has",
+                    fix="Give each entry a unique id.",
+                )
+            found.append(checked)
     return found
 
 
-def wrong(
-    entry: Mapping[str, Any], field: str, where: str, expected: str, value: Any = ...
-) -> DataError:
-    """Make the error of a field such as `keypoints[3]` in `a.json: annotations[7]`; the value `...`: it is missing."""
-    part, _, place = where.rpartition(": ")[2].partition("[")
+def _wrong(entry: Any, part: str, place: int, path: Path, error: ValidationError) -> DataError:
+    """Make the error of the first wrong field of an entry, such as `keypoints[3]` in `a.json: annotations[7]`."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    where = f"{part}[{place}]"
+    if not first["loc"]:
+        return DataError(f"{where} of {path} is {shown(entry)}", allowed="an object", fix=FIX)
+    field = "".join(
+        f"[{each}]" if isinstance(each, int) else f".{each}" for each in first["loc"]
+    ).removeprefix(".")
     number = entry.get("id")
     is_id = type(number) is int and abs(number) < 2**64
-    name = f"{_PARTS[part]} {number if is_id else f'number {place[:-1]}'}"
-    if value is ...:
-        return DataError(f"{name} has no {field}", where=where, allowed=expected, fix=_FIX)
+    name = f"{_PARTS[part]} {number if is_id else f'number {place}'}"
+    is_missing = first["type"] == "missing"
     return DataError(
-        f"{field} of {name} is {shown(value)}", where=f"{where}.{field}", allowed=expected, fix=_FIX
+        f"{name} has no {field}" if is_missing else f"{field} of {name} is {shown(first['input'])}",
+        where=f"{path}: {where}" + ("" if is_missing else f".{field}"),
+        allowed=first["msg"].removeprefix("Value error, ").removeprefix("Input should be "),
+        fix=FIX,
     )
 
 
