@@ -31,7 +31,7 @@ def picture(path: Path) -> None:
 
     read_rgb(path)
     found = EncodedImage(path)
-    found.pixels(2 if found.is_scalable else 1, bottom_px=3)
+    found.pixels(2 if found.is_scalable else 1)
     try:
         read_image(path, SCALES["mnist"])
     except DataError as error:

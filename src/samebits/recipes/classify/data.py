@@ -161,7 +161,6 @@ class ImageFiles(Samples):
         self._augmentation: Augmentation | None = None
         if train and augment is not None and augment.is_on:
             self._augmentation = Augmentation(augment, len(classes))
-        self._intact: set[int] = set()
         self._size_px = (config.train_px or config.size_px) if train else config.size_px
         self._normalize = Normalize(config, self._size_px)
 
@@ -212,12 +211,7 @@ class ImageFiles(Samples):
         box = boxes.box(row, encoded.size)
         shorter_px = min(box.width, box.height)
         scale = _scale(encoded, self._config, shorter_px, self._size_px, _TRAIN_MARGIN)
-        box = box.at(scale)
-        # Lost data is found only if all rows are decoded, which takes longer: once for each image and process.
-        bottom_px = box.top + box.height if index in self._intact else None
-        pixels = encoded.pixels(scale, bottom_px=bottom_px)
-        self._intact.add(index)
-        return pixels, box
+        return encoded.pixels(scale), box.at(scale)
 
 
 class Normalize:
