@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import lzma
 import struct
 from dataclasses import dataclass, field
 from functools import cache
@@ -82,7 +81,7 @@ def pictures() -> list[Seed]:
 
 def idx_files() -> list[Seed]:
     content = struct.pack(">4B3I", 0, 0, 8, 3, 2, 28, 28) + bytes(2 * 28 * 28)
-    packed = {"images": content, "images.gz": gzip.compress(content), "images.xz": lzma.compress(content)}
+    packed = {"images": content, "images.gz": gzip.compress(content)}
     return [Seed("idx", name, each) for name, each in packed.items()]
 
 
