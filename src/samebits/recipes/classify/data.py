@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
@@ -229,20 +228,9 @@ class Normalize:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Normalize (N, S, S, 3) bytes to (N, 3, S, S) float32 in channels-last memory format."""
-        if self._factor.device != images.device:
-            self._factor, self._offset = (
-                self._factor.to(images.device),
-                self._offset.to(images.device),
-            )
-        rows = images.flatten(2)
-        if images.device.type != "cpu":
-            values = torch.addcmul(self._offset, rows.float(), self._factor)
-        else:
-            # Allocated by numpy, which requests huge pages. torch does not, and a batch then needs thousands of pages.
-            values = torch.from_numpy(np.empty(rows.shape, dtype=np.float32))
-            # One image at a time, which stays in the CPU cache for both passes. A whole batch does not.
-            for image, value in zip(rows, values, strict=True):
-                torch.addcmul(self._offset, value.copy_(image), self._factor, out=value)
+        factor = self._factor.to(images.device)
+        offset = self._offset.to(images.device)
+        values = torch.addcmul(offset, images.flatten(2).float(), factor)
         return values.view(images.shape).permute(0, 3, 1, 2)
 
 
