@@ -101,15 +101,6 @@ def test_an_image_that_is_too_long_for_pose_estimation_is_named_before_the_first
         open_files(PoseData(root=tmp_path), train=False)
 
 
-def test_images_of_another_size_can_still_be_left_out(tmp_path: Path) -> None:
-    regions(tmp_path)
-    smaller(tmp_path / "images/0003.jpg")
-    config = DataConfig(root=tmp_path / "coco.json", on_error="skip")
-    info = list_images(config, 0)
-    assert list(info["skipped"]) == ["images/0003.jpg"]
-    assert sum(len(open_source(config, info, train=train).names) for train in (True, False)) == 9
-
-
 @pytest.mark.parametrize("num", [0, 1, 999, 1000, 1001, 118_287])
 def test_of_many_images_a_thousand_are_looked_at(num: int) -> None:
     chosen = looked_at([str(number) for number in range(num)])

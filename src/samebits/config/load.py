@@ -26,6 +26,7 @@ REMOVED: Mapping[str, object] = {
     "data.cache": None,
     "data.cache_gb": 10.0,
     "data.encoding": "utf-8",
+    "data.on_error": "stop",
     "decode.beam_width": 1,
     "mode": "exact",
     "report.peak_tflops": None,

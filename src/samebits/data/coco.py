@@ -324,10 +324,6 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def files(self, names: Sequence[str]) -> list[str]:
-        """Return the paths of the images of these names."""
-        return [f"{self.path}/{name}" for name in names]
-
     def check_sizes(self, sizes: Mapping[str, tuple[int, int]]) -> None:
         """Compare the (width, height) of up to a thousand images with their annotations, from their headers alone.
 

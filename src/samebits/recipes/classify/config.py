@@ -48,6 +48,10 @@ class DataConfig(VisionData):
         description="Classes, in the order of the model's outputs. null: all, sorted by name, but by value if all are "
         "whole numbers in a CSV file or rows.",
     )
+    on_error: Literal["stop", "skip"] = Field(
+        default="stop",
+        description="Unreadable images. stop: end the run; skip: read all images before training and leave these out.",
+    )
     size_px: int = Field(
         default=224, ge=8, le=4096, description="Side of the model's square input, in pixels."
     )

@@ -5,7 +5,7 @@ A listing is plain JSON and is stored in the run folder.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -28,17 +28,16 @@ from samebits.data.images import ByteArray
 from samebits.data.names import choose_validation, overlap_rows
 from samebits.errors import DataError
 from samebits.metrics.segmentation import IGNORED
-from samebits.recipes.listing import find_faults, is_another_set, nearest_fix, some, whole_path
+from samebits.recipes.listing import is_another_set, nearest_fix, some, whole_path
 from samebits.recipes.segment.config import MAX_CLASSES, MAX_PIXELS, DataConfig
 from samebits.recipes.segment.data import LabelSource
 from samebits.recipes.segment.make import CLASSES, synthetic_shapes
-from samebits.recipes.segment.masks import MAX_THREADS, MaskFolder, choose_values, find_values
+from samebits.recipes.segment.masks import MaskFolder, choose_values, find_values
 
 # Images and their regions in a COCO annotation file, as labels of pixels.
 
 
 BACKGROUND = "background"
-_FIX = "Correct the annotation file,\nor start a new run with data.on_error=skip to leave such images out."
 
 
 def _class_name(name: str) -> str:
@@ -50,10 +49,6 @@ def _class_name(name: str) -> str:
 class _Category(BaseModel):
     id: Id
     name: Annotated[str, AfterValidator(_class_name)]
-
-
-class _UncheckedEntry(RegionEntry):
-    segmentation: Any = None
 
 
 def _bounds(region: Mapping[str, Any]) -> tuple[float, float, float, float] | None:
@@ -80,8 +75,6 @@ def _covers_a_pixel(region: Mapping[str, Any], image: Mapping[str, int]) -> bool
 class CocoFile:
     """A COCO annotation file, checked field by field.
 
-    With data.on_error=skip a region of a wrong form is not refused here, but when its image is read.
-
     Attributes:
         categories: Names of the categories, by their number.
         names: File names of the images, sorted.
@@ -103,14 +96,15 @@ class CocoFile:
         )
         ids = {image["id"] for image in content["images"]}
         known = {"image_id": ids, "category_id": self.categories}
-        kind = RegionEntry if config.on_error == "stop" else _UncheckedEntry
-        try:
-            # Some tools number all regions 0.
-            regions = check_entries(
-                content["annotations"], kind, "annotations", self.path, known=known, unique=False
-            )
-        except DataError as error:
-            raise (error.with_slots(fix=_FIX) if "segmentation" in error.what else error) from None
+        # Some tools number all regions 0.
+        regions = check_entries(
+            content["annotations"],
+            RegionEntry,
+            "annotations",
+            self.path,
+            known=known,
+            unique=False,
+        )
         self._coco = index_coco(
             {"images": content["images"], "annotations": regions, "categories": categories}
         )
@@ -176,19 +170,13 @@ class CocoFile:
         Raises:
             DataError: Images are missing.
         """
-        store = self._store(names)
-        store.check_sizes({name: self._size(name) for name in names})
-        read = partial(self._read, store=store, classes=info["classes"])
-        return LabelSource(names, read, [str(self.path), *store.files(names)])
-
-    def reader(self, names: Sequence[str]) -> Callable[[str], object]:
-        """Return a function that reads an image and the regions of all categories, to find unreadable ones."""
-        classes = [BACKGROUND, *self.categories.values()]
-        return partial(self._read, _key=0, store=self._store(names), classes=classes)
-
-    def _store(self, names: Sequence[str]) -> Folder:
         fix = "Set data.images to the folder of the images."
-        return open_folder([self._folder], names, fix)
+        folder = open_folder([self._folder], names, fix)
+        folder.check_sizes({name: self._size(name) for name in names})
+        read = partial(self._read, folder=folder, classes=info["classes"])
+        return LabelSource(
+            names, read, [str(self.path), *(f"{folder.path}/{name}" for name in names)]
+        )
 
     def _size(self, name: str) -> tuple[int, int]:
         """Return the (width, height) of an image by its annotation."""
@@ -209,10 +197,10 @@ class CocoFile:
         return width, height
 
     def _read(
-        self, name: str, _key: int, *, store: Folder, classes: Sequence[str]
+        self, name: str, _key: int, *, folder: Folder, classes: Sequence[str]
     ) -> tuple[ByteArray, ByteArray]:
         size = self._size(name)
-        return store.pixels(name, size), self._labels(self._images[name], classes)
+        return folder.pixels(name, size), self._labels(self._images[name], classes)
 
     def _labels(self, image: Mapping[str, Any], classes: Sequence[str]) -> ByteArray:
         """Draw the labels of an image: (H, W) bytes, the index of the class, or `IGNORED`."""
@@ -251,10 +239,6 @@ def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
     train = _open_dataset(path, config, train=True)
     validation = train if config.eval is None else _open_dataset(config.eval, config, train=False)
     datasets = [train] if validation is train else [train, validation]
-    skipped: dict[str, str] = {}
-    if config.on_error == "skip":
-        for dataset in datasets:
-            skipped |= _drop_unreadable(dataset)
     chosen = set(validation.names)
     if config.eval is None:
         if len(train.names) < 2:
@@ -277,7 +261,6 @@ def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
     return {
         **classes,
         "num_without_mask": train.num_without_mask,
-        "skipped": skipped,
         "left_out": sum((part.left_out for part in datasets), Counter()),
         "warnings": overlap_rows(
             *(
@@ -308,20 +291,6 @@ def _open_dataset(path: Path, config: DataConfig, *, train: bool) -> Dataset:
     if path.expanduser().is_file():
         return CocoFile(path, config)
     return MaskFolder(path, config.setting(train=train), config)
-
-
-def _drop_unreadable(dataset: Dataset) -> dict[str, str]:
-    """Read all images and labels of a dataset, remove unreadable ones from it, and return the problem of each."""
-    names = dataset.names
-    faults = find_faults(names, dataset.reader(names), MAX_THREADS)
-    dataset.names = [name for name in names if name not in faults]
-    if not dataset.names:
-        raise DataError(
-            "no image can be read",
-            cause=faults[names[0]],
-            fix="Replace the images by readable ones.",
-        )
-    return faults
 
 
 def _classes_of(

@@ -1,7 +1,7 @@
 """Images and masks in a folder: `images/a.jpg` with `masks/a.png`, whose pixel values are classes."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -76,10 +76,6 @@ class MaskFolder:
     def pair(self, name: str) -> tuple[EncodedImage, ValueArray, bytes]:
         """Open an image, and read the (H, W) values of its mask and its palette; see `open_pair`."""
         return open_pair(self.image_path(name), self._root / self._find(self._masks, name))
-
-    def reader(self, names: Sequence[str]) -> Callable[[str], object]:
-        """Return a function that reads an image and its mask, to find unreadable ones."""
-        return lambda name: self.pair(name)[0].pixels()
 
     def opened(self, names: Sequence[str], info: Mapping[str, Any]) -> LabelSource:
         """Return images with the labels from their masks.
@@ -285,7 +281,7 @@ def find_values(folder: MaskFolder) -> MaskValues:
             is_same = whole[1:] == whole[:-1]
             part[1:] &= is_same
             part[:-1] &= is_same
-        return _occurring(values.reshape(-1)), _occurring(values[has_equal]), palette
+        return np.unique(values).tolist(), np.unique(values[has_equal]).tolist(), palette
 
     # Threads instead of processes, since decoding releases the GIL.
     with ThreadPoolExecutor(min(num_cores(), MAX_THREADS)) as pool:
@@ -296,13 +292,6 @@ def find_values(folder: MaskFolder) -> MaskValues:
         for value in values if palette else ():
             colors.setdefault(value, {}).setdefault(palette[3 * value : 3 * value + 3], name)
     return MaskValues({name: values for name, (values, _, _) in found.items()}, thick, colors)
-
-
-def _occurring(values: ValueArray) -> list[int]:
-    occurs = np.zeros(NUM_VALUES, bool)
-    for start in range(0, values.size, BLOCK):
-        occurs[values[start : start + BLOCK]] = True
-    return np.flatnonzero(occurs).tolist()
 
 
 def _check_colors(found: Sequence[MaskValues], root: Path) -> None:
