@@ -145,23 +145,6 @@ class ImageView:
         moved: Floats = (points - (map_width / 2, map_height / 2)) * factor + self.center
         return moved
 
-    def crop(self, maps: Tensor, width: int, height: int) -> Tensor:
-        """Crop (C, h, w) maps of this view to the part that shows the image.
-
-        Args:
-            maps: (C, h, w).
-            width: Width of the image, pixels.
-            height: Height of the image, pixels.
-        """
-        ranges = []
-        factor = self.factor * self.width / maps.shape[2]
-        for axis, size, center in ((1, height, self.center[1]), (2, width, self.center[0])):
-            first, end = (
-                round(maps.shape[axis] / 2 + (edge - center) / factor) for edge in (0, size)
-            )
-            ranges.append(slice(max(0, first), max(first + 1, end)))
-        return maps[:, ranges[0], ranges[1]]
-
 
 def check_shape(name: object, width: int, height: int) -> None:
     """Refuse an image so long that its views would take too much memory.
