@@ -15,6 +15,7 @@ from samebits.recipes.segment.config import Config, DataConfig, MakeConfig
 from samebits.recipes.segment.listing import list_images, open_source
 from samebits.recipes.segment.make import make
 from samebits.recipes.segment.recipe import build
+from tests.recipes.coco_regions import write_coco
 
 
 def listed(root: Path, **settings: Any) -> dict[str, Any]:
@@ -150,7 +151,7 @@ def test_a_split_with_a_single_class_is_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def coco(tmp_path: Path) -> Path:
     make(MakeConfig(num_images=10, size_px=48), tmp_path / "made")
-    return tmp_path / "made/coco.json"
+    return write_coco(tmp_path / "made")
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -15,6 +15,7 @@ from samebits.recipes.pose.config import DataConfig as PoseData
 from samebits.recipes.segment.config import DataConfig, MakeConfig
 from samebits.recipes.segment.listing import list_images, open_source
 from samebits.recipes.segment.make import make
+from tests.recipes.coco_regions import write_coco
 from tests.synthetic_people import describe, draw_synthetic_image
 
 
@@ -38,6 +39,7 @@ def people(root: Path) -> Callable[[], Any]:
 def regions(root: Path, **settings: Any) -> Callable[[], Any]:
     """Ten images with regions in COCO's format, or with masks if `values` of them are set."""
     make(MakeConfig(num_images=10, size_px=48), root)
+    write_coco(root)
     config = DataConfig(root=root if "values" in settings else root / "coco.json", **settings)
     info = list_images(config, 0)
     return lambda: [open_source(config, info, train=train) for train in (True, False)]

@@ -128,24 +128,21 @@ def left_out_row(counts: Mapping[str, int]) -> str:
 
 def overlap_rows(train: Iterable[str], validation: Iterable[str]) -> dict[str, str]:
     """Return header rows that warn of images in both sets and of repeated training images; empty without any."""
-    known: set[str] = set()
-    num_train = num_validation = num_shared = 0
-    for path in train:
-        num_train += 1
-        known.add(path)
-    for path in validation:
-        num_validation += 1
-        num_shared += path in known
-    num_repeated = num_train - len(known)
-    rows = {
-        "validation": f"warning: {num_shared:,} of {num_validation:,} images are training images too",
-        "training": f"warning: {num_repeated:,} of {num_train:,} images are listed again, maybe with another label",
-    }
-    return {
-        name: rows[name]
-        for name, number in (("validation", num_shared), ("training", num_repeated))
-        if number
-    }
+    trained = Counter(train)
+    validated = list(validation)
+    num_train = trained.total()
+    num_shared = sum(path in trained for path in validated)
+    num_repeated = num_train - len(trained)
+    rows = {}
+    if num_shared:
+        rows["validation"] = (
+            f"warning: {num_shared:,} of {len(validated):,} images are training images too"
+        )
+    if num_repeated:
+        rows["training"] = (
+            f"warning: {num_repeated:,} of {num_train:,} images are listed again, maybe with another label"
+        )
+    return rows
 
 
 def _check_link(link: str, root: Path) -> None:
