@@ -11,7 +11,6 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, create_mo
 
 from samebits.data.coco import (
     FIX,
-    Folder,
     Id,
     IsCrowd,
     Number,
@@ -20,8 +19,9 @@ from samebits.data.coco import (
     check_entries,
     check_region,
     draw_regions,
+    find_images,
     index_coco,
-    open_folder,
+    read_annotated,
     read_coco,
     shown,
 )
@@ -205,7 +205,7 @@ class _Image(NamedTuple):
     """An image of a split."""
 
     coco: COCO  # the annotation file
-    folder: Folder
+    folder: Path
     entry: dict[str, Any]
 
 
@@ -227,7 +227,7 @@ class AnnotatedImages:
     @property
     def files(self) -> list[str]:
         """Paths of the images."""
-        return [f"{folder.path}/{image['file_name']}" for _, folder, image in self._images]
+        return [f"{folder}/{image['file_name']}" for _, folder, image in self._images]
 
     def example(self, index: int, key: int) -> Example:
         """Read an image."""
@@ -237,7 +237,7 @@ class AnnotatedImages:
         shown = [person for person in people if not person["iscrowd"] or person["num_keypoints"]]
         joints = np.array([person["keypoints"] for person in shown], np.float64)
         return Example(
-            rgb=folder.pixels(image["file_name"], (image["width"], image["height"])),
+            rgb=read_annotated(folder / image["file_name"], (image["width"], image["height"])),
             joints=joints.reshape(-1, self._num_joints, 3),
             # 0 becomes 255, and 1, in crowds and on people without keypoints, becomes 0.
             mask=draw_regions(coco, hidden, image["id"]) - np.uint8(1) if hidden else None,
@@ -293,9 +293,7 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages:
             config.root.expanduser() / form.format(name) for form in IMAGE_FOLDERS[config.name]
         ]
         fix = "Download them, or set data.root to the folder of the dataset."
-        folder = open_folder(folders, [image["file_name"] for image in images], fix)
-        sizes = {image["file_name"]: (image["width"], image["height"]) for image in images}
-        folder.check_sizes(sizes)
+        folder = find_images(folders, [image["file_name"] for image in images], fix)
         for image in () if train else images:
             check_shape(f"image {image['id']}", image["width"], image["height"])
         found += [_Image(coco, folder, image) for image in images]
