@@ -160,7 +160,7 @@ class ModelConfig(NetworkConfig):
     drop_path: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0,
         description="Stochastic depth: probability that a sample skips the last residual block; earlier blocks are "
-        "skipped less often, in proportion.",
+        "skipped less often, in proportion. For networks of timm, and those of torchvision that have it.",
     )
 
 

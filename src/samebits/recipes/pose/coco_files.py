@@ -106,44 +106,42 @@ def read_annotations(path: Path, skeleton: Skeleton) -> COCO:
             allowed="a number of pixels, as in other annotations",
             fix=FIX,
         )
-    _check_places(people, skeleton, {image["id"]: image for image in content["images"]}, path)
+    _check_places(people, {image["id"]: image for image in content["images"]}, path)
     return index_coco(
         {**content, "annotations": [{**person, "category_id": category} for person in people]}
     )
 
 
 def _check_places(
-    people: Sequence[Mapping[str, Any]],
-    skeleton: Skeleton,
-    images: Mapping[int, Mapping[str, Any]],
-    path: Path,
+    people: Sequence[Mapping[str, Any]], images: Mapping[int, Mapping[str, Any]], path: Path
 ) -> None:
     """Check that keypoints are pixels of their images: no position would be learned from others."""
-    keypoints = np.array([person["keypoints"] for person in people], np.float64)
-    keypoints = keypoints.reshape(-1, skeleton.num_joints, 3)
-    owners = [images[person["image_id"]] for person in people]
-    sizes = np.array([(image["width"], image["height"]) for image in owners]).reshape(-1, 1, 2)
-    points = keypoints[..., :2]
-    is_visible = keypoints[..., 2] > 0
-    visible = points[is_visible]
-    fix = "Write coordinates in pixels of the images."
-    if len(visible) and ((visible >= 0) & (visible <= 1)).all():
+    num_points = num_outside = num_fractions = 0
+    where = ""
+    for person in people:
+        image = images[person["image_id"]]
+        points = person["keypoints"]
+        for x, y, visible in zip(points[::3], points[1::3], points[2::3], strict=True):
+            if visible > 0:
+                num_points += 1
+                num_fractions += 0 <= x <= 1 and 0 <= y <= 1
+                if not (-1 <= x <= image["width"] + 1 and -1 <= y <= image["height"] + 1):
+                    num_outside += 1
+                    where = (
+                        where
+                        or f"annotation {person['id']}: x={x:g}, y={y:g} in {image['width']}x{image['height']}"
+                    )
+    are_fractions = num_fractions == num_points
+    if num_points and (are_fractions or num_outside > _MAX_OUTSIDE * num_points):
         raise DataError(
-            f"the keypoints in {path} are not in pixels of the images",
-            given="no coordinate above 1",
-            cause="They are fractions of the image.",
-            fix=fix,
-        )
-    outside = np.argwhere(is_visible & ((points < -1) | (points > sizes + 1)).any(axis=2))
-    if len(outside) > _MAX_OUTSIDE * len(visible):
-        row, joint = outside[0]
-        x, y = points[row, joint]
-        width, height = sizes[row, 0]
-        raise DataError(
-            f"{len(outside):,} of {len(visible):,} keypoints in {path} lie outside of their images",
-            given=f"annotation {people[row]['id']}: x={x:g}, y={y:g} in {width}x{height}",
-            cause="The images were resized, or are other ones.",
-            fix=fix,
+            f"the keypoints in {path} are not in pixels of the images"
+            if are_fractions
+            else f"{num_outside:,} of {num_points:,} keypoints in {path} lie outside of their images",
+            given="no coordinate above 1" if are_fractions else where,
+            cause="They are fractions of the image."
+            if are_fractions
+            else "The images were resized, or are other ones.",
+            fix="Write coordinates in pixels of the images.",
         )
 
 
