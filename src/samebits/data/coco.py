@@ -25,7 +25,7 @@ from samebits.data.images import (
     ByteArray,
     EncodedImage,
 )
-from samebits.errors import DataError
+from samebits.errors import DataError, cannot_read
 from samebits.host_memory import without_collections
 from samebits.plain_file import parse_json, read_plain
 
@@ -125,11 +125,7 @@ def read_coco(path: Path) -> dict[str, list[Any]]:
         with without_collections():  # up to a hundred million new objects
             content = parse_json(read_plain(path, MAX_JSON_BYTES))
     except OSError as error:
-        raise DataError(
-            f"{path} can't be read: {error.strerror or error}",
-            allowed=_EXPECTED,
-            fix="Make it readable.",
-        ) from error
+        raise cannot_read(DataError, path, error, "Make it readable.", allowed=_EXPECTED) from error
     except ValueError as error:
         raise DataError(
             f"{path} is not JSON: {error}", allowed=_EXPECTED, fix="Download it again."

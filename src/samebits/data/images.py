@@ -304,7 +304,13 @@ class EncodedImage:
         """
         try:
             if self._is_plain:
-                self._check_plain(scale)
+                num_pixels = self.size[0] * self.size[1]
+                if self._is_progressive:
+                    per_pixel = PROGRESSIVE_BYTES_PER_PIXEL
+                else:
+                    num_pixels //= scale**2
+                    per_pixel = BASELINE_BYTES_PER_PIXEL
+                check_size(self.path, len(self._content), num_pixels, per_pixel)
                 try:
                     return decode_plain_jpeg(self._content, scale)
                 except ValueError as error:
@@ -341,15 +347,6 @@ class EncodedImage:
         if image.format in ("JPEG", "MPO"):
             _check_complete(self._content, "CMYK" if image.mode == "CMYK" else "GRAY")
         return ImageOps.exif_transpose(image) if self.orientation != 1 else image
-
-    def _check_plain(self, scale: int) -> None:
-        num_pixels = self.size[0] * self.size[1]
-        if self._is_progressive:
-            check_size(self.path, len(self._content), num_pixels, PROGRESSIVE_BYTES_PER_PIXEL)
-        else:
-            check_size(
-                self.path, len(self._content), num_pixels // scale**2, BASELINE_BYTES_PER_PIXEL
-            )
 
 
 def decode_plain_jpeg(content: bytes, scale: int = 1) -> ByteArray:

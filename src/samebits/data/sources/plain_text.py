@@ -57,14 +57,17 @@ def to_utf8(path: Path, content: bytes) -> bytes:
     position = max(position, 0)  # UTF-16 of Chinese alone has no NUL
     line = content.count(b"\n", 0, position) + 1
     start = content.rfind(b"\n", 0, position) + 1
-    problem = {
-        "given": f"byte 0x{content[position]:02X}, byte {position - start + 1:,} of line {line:,}",
-        "cause": "the file is UTF-16 or UTF-32, or it is no text",
-        "fix": "Save the file as UTF-8, all lines.",
-    }
+    cause = "the file is UTF-16 or UTF-32, or it is no text"
+    fix = "Save the file as UTF-8, all lines."
+    if not is_wide:
+        cause, commands = _how_it_reads(path, content.split(b"\n"), line)
+        if commands:
+            fix = f"Save the file as UTF-8, from the encoding in which the line reads right:\n{commands}"
     raise DataError(
         f"{path}:{line} is not UTF-8",
-        **(problem if is_wide else problem | _how_it_reads(path, content.split(b"\n"), line)),
+        given=f"byte 0x{content[position]:02X}, byte {position - start + 1:,} of line {line:,}",
+        cause=cause,
+        fix=fix,
     )
 
 
@@ -82,18 +85,16 @@ def _first_failure(content: bytes) -> int | None:
     return None
 
 
-def _how_it_reads(path: Path, lines: list[bytes], number: int) -> dict[str, str]:
-    """Return cause and fix for a line that is not UTF-8: how it reads in usual encodings, none of which is guessed."""
+def _how_it_reads(path: Path, lines: list[bytes], number: int) -> tuple[str, str]:
+    """Return how a line that is not UTF-8 reads in usual encodings, none of which is guessed; and commands for them."""
     in_utf8 = [
         each
         for each, line in enumerate(lines, start=1)
         if not line.isascii() and _first_failure(line) is None
     ]
     if in_utf8:
-        return {
-            "cause": "the file is damaged, or in two encodings\n"
-            f"{len(in_utf8):,} lines are UTF-8, such as line {in_utf8[0]:,}"
-        }
+        some = f"{len(in_utf8):,} lines are UTF-8, such as line {in_utf8[0]:,}"
+        return f"the file is damaged, or in two encodings\n{some}", ""
     readings: dict[str, list[str]] = {}
     for name in _USUAL:
         with suppress(UnicodeDecodeError):
@@ -101,15 +102,11 @@ def _how_it_reads(path: Path, lines: list[bytes], number: int) -> dict[str, str]
             if text.isprintable():
                 readings.setdefault(text[:_MAX_SHOWN], []).append(name)
     if not readings:
-        return {"cause": "no usual encoding can decode the line: the file is damaged"}
-    commands = [
-        f"  iconv -f {names[0]} -t UTF-8 {shlex.quote(str(path))} > NEW"
-        for names in readings.values()
-    ]
-    return {
-        "cause": "\n".join(
+        return "no usual encoding can decode the line: the file is damaged", ""
+    quoted = shlex.quote(str(path))
+    return (
+        "\n".join(
             f"as {' and '.join(names)}, the line reads: {text}" for text, names in readings.items()
         ),
-        "fix": "Save the file as UTF-8, from the encoding in which the line reads right:\n"
-        + "\n".join(commands),
-    }
+        "\n".join(f"  iconv -f {names[0]} -t UTF-8 {quoted} > NEW" for names in readings.values()),
+    )

@@ -148,15 +148,13 @@ def _clean(path: str, name: str) -> str:
 
 
 def _not_a_file(path: str, name: str, info: tarfile.TarInfo) -> DataError:
-    if info.issym() or info.islnk():
-        fix = "Write the shard again with tar --dereference --hard-dereference."
-        return DataError(f"{path} has a link in place of a file", where=name, fix=fix)
     what = "a sparse file" if info.issparse() else f"an entry of type {info.type!r}"
+    fix = "Write the shard again without it."
+    if info.issym() or info.islnk():
+        what = "a link"
+        fix = "Write the shard again with tar --dereference --hard-dereference."
     return DataError(
-        f"{path} has {what}",
-        where=name,
-        allowed="plain files",
-        fix="Write the shard again without it.",
+        f"{path} has {what} in place of a file", where=name, allowed="plain files", fix=fix
     )
 
 
@@ -361,11 +359,8 @@ class IndexCache:
             return build_index(path)
         name = hashlib.blake2b(os.fsencode(os.path.abspath(path)), digest_size=16).hexdigest()
         file = self._folder / f"{name}-{_VERSION}.npz"
-        found = _load(file, path)
-        if found is not None:
-            return found
+        # Looked for under the lock: another process may be making it.
         with locked(self._folder / "lock"):
-            # Looked for again under the lock: another process may have made it meanwhile.
             found = _load(file, path)
             if found is None:
                 found = build_index(path)

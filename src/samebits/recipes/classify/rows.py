@@ -13,7 +13,6 @@ from samebits.data.images import EncodedImage
 from samebits.data.names import (
     ENDINGS,
     check_names,
-    count_left_out,
     is_image,
     is_of_system,
     left_out_row,
@@ -97,7 +96,6 @@ def list_folder(
     try:
         folders = [entry.name for entry in os.scandir(root) if entry.is_dir()]
         names = sorted(name for name in folders if not is_of_system(name))
-        count_left_out(root, folders, (), left_out)
     except OSError as error:
         fix = f"Set {setting} to a readable folder."
         raise cannot_read(

@@ -168,19 +168,13 @@ def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path
         LOGGER.warning(
             "%s: the category person does not name its keypoints, which are %s", path, order
         )
-    if joints is not None and not isinstance(joints, list):
+    elif joints != list(skeleton.joints):
+        others = [other.name for other in SKELETONS.values() if joints == list(other.joints)]
         raise DataError(
-            f"the joints in {path} are not a list",
+            f"{path} has other joints than {skeleton.name}",
             given=shown(joints),
             where=f"{path}: categories, keypoints of person",
-            fix="Correct the keypoints of the category person.",
-        )
-    if joints is not None and tuple(joints) != skeleton.joints:
-        others = [other.name for other in SKELETONS.values() if tuple(joints) == other.joints]
-        raise DataError(
-            f"{path} has other joints than {skeleton.name}: {len(joints)} of them",
-            where=f"{path}: categories, keypoints of person",
-            allowed=f"{skeleton.num_joints}: {skeleton.joints[0]} to {skeleton.joints[-1]}",
+            allowed=f"a list of {skeleton.num_joints}: {skeleton.joints[0]} to {skeleton.joints[-1]}",
             fix=f"Set data.name={others[0]}."
             if others
             else "Use an annotation file of the dataset data.name.",

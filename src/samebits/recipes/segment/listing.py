@@ -103,11 +103,11 @@ class CocoFile:
         }
         self._check_places(regions, {image["id"]: image for image in content["images"]})
         self.names = sorted(image["file_name"] for image in content["images"])
-        twice = next((name for name, other in pairwise(self.names) if name == other), None)
-        if twice is not None:
-            raise DataError(
-                f"{twice} is listed twice in {self.path}", fix="Remove one of the entries."
-            )
+        for name, other in pairwise(self.names):
+            if name == other:
+                raise DataError(
+                    f"{name} is listed twice in {self.path}", fix="Remove one of the entries."
+                )
 
     def _check_places(
         self, regions: Sequence[Mapping[str, Any]], images: Mapping[int, Mapping[str, Any]]
@@ -135,15 +135,13 @@ class CocoFile:
 
     def classes_by_name(self, classes: Sequence[str]) -> dict[str, set[str]]:
         """Return which of the classes each image has, by its file name. All have the first, the background."""
-        found = {name: {classes[0]} for name in self.names}
-        for name, owners in found.items():
+        found = {}
+        for name in self.names:
             regions = self._coco.imgToAnns.get(self._images[name]["id"], [])
-            owners.update(
-                self.categories[region["category_id"]]
-                for region in regions
-                if not region["iscrowd"]
-            )
-            owners.intersection_update(classes)
+            owners = {
+                self.categories[each["category_id"]] for each in regions if not each["iscrowd"]
+            }
+            found[name] = {classes[0], *owners.intersection(classes)}
         return found
 
     def opened(self, names: Sequence[str], info: Mapping[str, Any]) -> LabelSource:
@@ -320,23 +318,21 @@ def _coco_classes(config: DataConfig, files: Sequence[CocoFile]) -> list[str]:
     chosen = (
         known if config.classes is None else [name for name in config.classes if name != BACKGROUND]
     )
-    wrong = next((name for name in chosen if name not in known), None)
-    if wrong is not None:
-        raise DataError(
-            f"{train.path} has no category {wrong}",
-            given="data.classes",
-            allowed=some(known, 12),
-            fix=nearest_fix(wrong, known, "Correct data.classes."),
-        )
-    for file in others:
-        unknown = next(
-            (name for name in file.categories.values() if name not in [*known, BACKGROUND]), None
-        )
-        if unknown is not None and config.classes is None:
+    for name in chosen:
+        if name not in known:
             raise DataError(
-                f"category {unknown} is in {file.path}, but not in {train.path}",
-                fix="Rename the category, or set data.classes.",
+                f"{train.path} has no category {name}",
+                given="data.classes",
+                allowed=some(known, 12),
+                fix=nearest_fix(name, known, "Correct data.classes."),
             )
+    for file in others if config.classes is None else ():
+        for name in file.categories.values():
+            if name not in [*known, BACKGROUND]:
+                raise DataError(
+                    f"category {name} is in {file.path}, but not in {train.path}",
+                    fix="Rename the category, or set data.classes.",
+                )
     if not 1 <= len(chosen) < MAX_CLASSES:
         raise DataError(
             f"{train.path} has {len(chosen):,} categories",

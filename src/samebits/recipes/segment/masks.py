@@ -59,13 +59,13 @@ class MaskFolder:
                 allowed=f"a mask for each image, such as a{config.mask_suffix}.png for a.jpg",
                 fix="Add masks, or set data.mask_folder and data.mask_suffix.",
             )
-        alone = next((name for name in self._masks if name not in self._images), None)
-        if alone is not None:
-            raise DataError(
-                f"the mask {self._root / self._masks[alone]} has no image",
-                allowed=f"{self._root / config.image_folder / alone}.jpg, .png or another image file",
-                fix="Add the image, remove the mask, or set data.image_folder and data.mask_suffix.",
-            )
+        for name, mask in self._masks.items():
+            if name not in self._images:
+                raise DataError(
+                    f"the mask {self._root / mask} has no image",
+                    allowed=f"{self._root / config.image_folder / name}.jpg, .png or another image file",
+                    fix="Add the image, remove the mask, or set data.image_folder and data.mask_suffix.",
+                )
         self.names = sorted(self._masks)
         self.num_without_mask = len(self._images) - len(self._masks)
 
