@@ -84,7 +84,7 @@ def test_a_row_with_the_path_of_a_file_alone_names_it(tmp_path: Path, column: st
     with pytest.raises(DataError, match="has only the path of an image file") as error:
         ParquetRows(tmp_path, (column,), decode={column: decode_rgb})[0]
     assert error.value.slots["given"] == "photos/apple/017.jpg"
-    assert "save_to_disk" in error.value.slots["fix"]
+    assert "to_parquet" in error.value.slots["fix"]
 
 
 def test_a_row_with_neither_content_nor_path_has_none(tmp_path: Path) -> None:
