@@ -15,14 +15,6 @@ def coco(path: Path) -> None:
             draw_regions(found, filter(is_hidden, found.imgToAnns.get(number, [])), number)
 
 
-def zipped(path: Path) -> None:
-    from samebits.data.coco import Zip
-
-    store = Zip(path)
-    for name in list(store._names)[:5]:
-        store.pixels(name, (12, 10))
-
-
 def masks(path: Path) -> None:
     """A dataset of two images, whose masks are the file."""
     root = path.parent / "dataset"

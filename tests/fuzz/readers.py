@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.labeled_images import coco, masks, regions, zipped
+from tests.fuzz.labeled_images import coco, masks, regions
 
 SLACK_BYTES = 3 << 30  # beyond this the process gets no memory, so that a fault does not take the machine's
 
@@ -31,7 +31,7 @@ def picture(path: Path) -> None:
 
     read_rgb(path)
     found = EncodedImage(path)
-    found.pixels(2 if found.is_scalable else 1, bottom_px=3)
+    found.pixels(2 if found.is_scalable else 1)
     try:
         read_image(path, SCALES["mnist"])
     except DataError as error:
@@ -205,7 +205,7 @@ def verified(path: Path) -> None:
 READERS: dict[str, Callable[[Path], None]] = {
     reader.__name__: reader
     for reader in (
-        picture, idx, labels, alphabet, csv, coco, masks, regions, zipped, packed, yaml, checkpoint, weights, run_json,
+        picture, idx, labels, alphabet, csv, coco, masks, regions, packed, yaml, checkpoint, weights, run_json,
         records, store_key, message, verified,
     )
 }  # fmt: skip

@@ -3,9 +3,7 @@
 import gzip
 import io
 import json
-import lzma
 import struct
-import zipfile
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -83,7 +81,7 @@ def pictures() -> list[Seed]:
 
 def idx_files() -> list[Seed]:
     content = struct.pack(">4B3I", 0, 0, 8, 3, 2, 28, 28) + bytes(2 * 28 * 28)
-    packed = {"images": content, "images.gz": gzip.compress(content), "images.xz": lzma.compress(content)}
+    packed = {"images": content, "images.gz": gzip.compress(content)}
     return [Seed("idx", name, each) for name, each in packed.items()]
 
 
@@ -145,14 +143,6 @@ def labeled_images() -> list[Seed]:
     content["annotations"].append({**content["annotations"][0], **other, "id": 99})
     both = {"a.jpg": encoded("JPEG"), "b.jpg": encoded("JPEG")}
     return [*seeds, Seed("regions", "regions.json", json.dumps(content).encode(), both)]
-
-
-def zip_file() -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("val/a.jpg", encoded("JPEG"))
-        archive.writestr("val/b.png", encoded("PNG"))
-    return file.getvalue()
 
 
 def packed_entries() -> list[Seed]:
@@ -261,7 +251,7 @@ def all_seeds() -> tuple[Seed, ...]:
     lines = "".join(json.dumps({"kind": "step", "step": at, "epoch": 0.5, "loss": 1.25}) + "\n" for at in range(5))
     return (
         *pictures(), *idx_files(), *text_files(), Seed("coco", "a.json", annotations()),
-        *labeled_images(), Seed("zipped", "a.zip", zip_file()), *packed_entries(), Seed("yaml", "a.yaml", YAML),
+        *labeled_images(), *packed_entries(), Seed("yaml", "a.yaml", YAML),
         *weights_files(), *checkpoint_files(), Seed("run_json", "dataset_info.json", json.dumps(facts).encode()),
         Seed("records", "metrics.jsonl", lines.encode()), *store_values(), *messages(),
         *verified_files(),

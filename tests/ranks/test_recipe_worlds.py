@@ -18,6 +18,7 @@ from samebits.recipes.segment.make import make as make_masks
 from tests.ranks.rank_pool import RankPool
 from tests.ranks.recipes_in_ranks import Small, carry_out, classify, draw_digits, pose, segment, text
 from tests.ranks.recorded import check_recorded, record
+from tests.recipes.coco_regions import write_coco
 from tests.recipes.test_classify_augment import ALL
 
 # On a machine that does much else too, forked workers and ranks wait long for their turns.
@@ -42,7 +43,7 @@ def lines(folder: Path) -> Path:
 def masks(folder: Path, is_coco: bool) -> Path:
     """27 synthetic images with masks, or with regions of COCO."""
     make_masks(MakeMasks(num_images=27, size_px=40), folder / "made")
-    return folder / "made" / "coco.json" if is_coco else folder / "made"
+    return write_coco(folder / "made") if is_coco else folder / "made"
 
 
 # Makes the data and the settings. Each is given a number of workers.

@@ -24,6 +24,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 import samebits as samebits_package
 from samebits.config.load import load
+from samebits.errors import ConfigError
 from samebits.optim.schedule import factor
 from samebits.recipes.catalog import find
 from samebits.recipes.classify.config import Config, ModelConfig
@@ -129,26 +130,12 @@ def test_vit_small_has_the_schedule_and_the_augmentation_of_deit() -> None:
     assert model.blocks[11].drop_path1.drop_prob == pytest.approx(0.1)
 
 
-def test_samples_skip_residual_blocks_in_training_and_none_in_evaluation() -> None:
-    torch.manual_seed(0)
-    plain = build_model(ModelConfig(name="resnet18"), 4)
-    model = build_model(ModelConfig(name="resnet18", drop_path=0.5), 4)
-    model.load_state_dict(plain.state_dict())
-    inputs = torch.randn(64, 3, 32, 32)
-    assert torch.equal(model.eval()(inputs), plain.eval()(inputs))
-    branches: list[torch.Tensor] = []
-    for block in (model.layer1[0], model.layer4[1]):
-        block.bn2.register_forward_hook(lambda _, __, output: branches.append(output.clone()))
-    model.train()
-    results = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        results.append(model(inputs))
-    assert torch.equal(results[0], results[1])
-    assert not torch.equal(results[0], results[2])
-    first, last = ((branch.flatten(1) == 0).all(1).sum().item() for branch in branches[:2])
-    assert first == 0
-    assert 16 < last < 48
+def test_a_resnet_of_torchvision_has_no_stochastic_depth() -> None:
+    for name in ("resnet18", "torchvision/resnet18"):
+        with pytest.raises(ConfigError, match=f"{name} has no stochastic depth") as caught:
+            build_model(ModelConfig(name=name, drop_path=0.5), 4)
+        assert "timm/resnet34" in caught.value.slots["fix"]
+    assert build_model(ModelConfig(name="timm/resnet18", drop_path=0.5), 4).layer4[1].drop_path is not None
 
 
 @pytest.mark.parametrize(("name", "px"), [("classify", 96), ("classify/resnet34", 224)])

@@ -119,7 +119,7 @@ CASES |= {
     "three columns": Refused(r"list\.csv:1 ", csv=["path,label,split", *LINES], slots=(("allowed", "path,label"),)),
     "another encoding": Refused(
         r"list\.csv:1 is not UTF-8", csv="a0.jpg,Gänseblümchen\nb0.jpg,Rosen\n".encode("cp1252"),
-        slots=(("given", "byte 0xE4, byte 9 of line 1"), ("fix", "Save the file as UTF-8, all lines."),
+        slots=(("given", "byte 0xE4, byte 9 of line 1"), ("fix", "Save the file as UTF-8, from the encoding"),
                ("cause", "as cp1252, the line reads: a0.jpg,Gänseblümchen")),
     ),
     "a class of two lines in a CSV file": Refused(

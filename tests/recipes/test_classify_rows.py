@@ -1,4 +1,4 @@
-"""Images in rows for the classify recipe: tar shards, Parquet files, Hugging Face datasets, and a CSV file as root."""
+"""Images in rows for the classify recipe: tar shards, Parquet files, and a CSV file as root."""
 
 import io
 import json
@@ -51,15 +51,6 @@ def write_parquet(folder: Path) -> Path:
     return folder
 
 
-def write_datasets(folder: Path) -> Path:
-    import datasets  # takes a second
-
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(NAMES))})
-    rows = {"image": [{"bytes": image(i), "path": None} for i in range(NUM)], "label": [i % 3 for i in range(NUM)]}
-    datasets.Dataset.from_dict(rows, features=features).save_to_disk(str(folder))
-    return folder
-
-
 def write_csv(folder: Path) -> Path:
     folder.mkdir()
     lines = []
@@ -71,7 +62,7 @@ def write_csv(folder: Path) -> Path:
 
 
 WRITERS: dict[str, Callable[[Path], Path]] = {
-    "tar": write_tar, "parquet": write_parquet, "datasets": write_datasets, "csv": write_csv,
+    "tar": write_tar, "parquet": write_parquet, "csv": write_csv,
 }  # fmt: skip
 
 
@@ -125,19 +116,22 @@ def test_numbers_of_classes_are_in_numerical_order_and_classes_select(tmp_path: 
     assert dataset_info(config_of(tmp_path, columns=["image", "other"], classes=["10", "2"]))["classes"] == ["10", "2"]
 
 
-@pytest.mark.parametrize("form", ["torch", "numpy", "pandas"])
-def test_the_format_that_a_dataset_was_saved_with_does_not_change_it(form: str, tmp_path: Path) -> None:
-    import datasets
+def test_a_dataset_of_save_to_disk_is_refused_and_read_as_parquet(tmp_path: Path) -> None:
+    import datasets  # takes a second
 
-    write_datasets(tmp_path / "plain")
-    datasets.load_from_disk(str(tmp_path / "plain")).with_format(form).save_to_disk(str(tmp_path / "set"))
-    config = config_of(tmp_path / "set")
-    info = dataset_info(config)
-    assert info == {**dataset_info(config_of(tmp_path / "plain"))}
-    samples = build(config, info).train_data()
-    assert samples.batch(np.arange(2), keys(0, 0, np.arange(2))).targets.tolist() == [0, 0]
-    datasets.load_from_disk(str(tmp_path / "set")).to_parquet(str(tmp_path / "parquet" / "a.parquet"))
-    assert dataset_info(config_of(tmp_path / "parquet"))["train"] == info["train"]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(NAMES))})
+    rows = {"image": [{"bytes": image(i), "path": None} for i in range(NUM)], "label": [i % 3 for i in range(NUM)]}
+    one = datasets.Dataset.from_dict(rows, features=features)
+    one.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"train": one, "test": one}).save_to_disk(str(tmp_path / "splits"))
+    for name in ("one", "splits"):
+        with pytest.raises(ConfigError, match="save_to_disk, which is not read") as caught:
+            dataset_info(config_of(tmp_path / name))
+        assert f'load_from_disk("{tmp_path / name}").to_parquet("train.parquet")' in caught.value.slots["fix"]
+    one.to_parquet(str(tmp_path / "parquet" / "a.parquet"))
+    info = dataset_info(config_of(tmp_path / "parquet"))
+    assert info["classes"] == list(NAMES)
+    assert info["train"] == dataset_info(config_of(write_parquet(tmp_path / "own")))["train"]
 
 
 def write_shard(path: Path, labels: list[bytes]) -> None:
@@ -205,19 +199,6 @@ def test_rows_that_are_not_understood_are_named(case: str, tmp_path: Path) -> No
     assert problem in caught.value.what
     assert caught.value.slots["given"] == given
     assert caught.value.slots["fix"]
-
-
-def test_the_splits_of_a_hugging_face_dataset_are_named(tmp_path: Path) -> None:
-    write_datasets(tmp_path / "rows")
-    import datasets
-
-    one = datasets.load_from_disk(str(tmp_path / "rows"))
-    datasets.DatasetDict({"train": one, "test": one}).save_to_disk(str(tmp_path / "all"))
-    with pytest.raises(DataError, match="has splits, not rows") as caught:
-        dataset_info(config_of(tmp_path / "all"))
-    assert caught.value.slots["fix"] == f"Set data.train={tmp_path}/all/train data.eval={tmp_path}/all/test"
-    halves = {"root": None, "train": f"{tmp_path}/all/train", "eval": f"{tmp_path}/all/test"}
-    assert len(dataset_info(config_of(tmp_path, **halves))["held_out"]["cat"]) == 4
 
 
 @pytest.mark.parametrize("write", [write_tar, write_parquet])

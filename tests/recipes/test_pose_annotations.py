@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +87,9 @@ def test_names_may_begin_at_their_folder(small: Path) -> None:
         image["file_name"] = f"./{image['file_name']}"
     _annotations(small).write_text(json.dumps(content))
     folder = EvalImages(_open(small)).rgb(0)
-    shutil.make_archive(str(small / "images/val2017"), "zip", small / "images/val2017")
-    shutil.rmtree(small / "images/val2017")
+    for image in content["images"]:
+        image["file_name"] = image["file_name"].removeprefix("./")
+    _annotations(small).write_text(json.dumps(content))
     assert np.array_equal(EvalImages(_open(small)).rgb(0), folder)
 
 

@@ -1,7 +1,6 @@
 import copy
 import json
 import shutil
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from samebits.data.coco import Zip
 from samebits.data.keyed import keys
 from samebits.errors import DataError
 from samebits.recipes.pose.coco_files import open_files
 from samebits.recipes.pose.config import DataConfig
-from samebits.recipes.pose.data import EvalImages, Sample, TrainImages, place_sample
+from samebits.recipes.pose.data import Sample, TrainImages, place_sample
 from samebits.recipes.pose.skeletons import SKELETONS
 from samebits.recipes.pose.view import Placement
 
@@ -88,48 +86,15 @@ def test_a_sample_follows_from_its_key_alone(pose_folder: Path) -> None:
     assert not torch.equal(other.inputs, together.inputs)
 
 
-@pytest.mark.parametrize("packed", ["folder", "zip"])
-def test_pictures_are_read_from_folders_and_zips_that_ship(pose_folder: Path, tmp_path: Path, packed: str) -> None:
-    for name, known, pictures in (
-        ("coco", "annotations/person_keypoints_val2017.json", "images/val2017"),
-        ("crowdpose", "json/crowdpose_test.json", "images"),
-    ):
-        root, source = tmp_path / name, pose_folder / name
-        (root / known).parent.mkdir(parents=True)
-        shutil.copy(source / known, root / known)
-        if packed == "folder":
-            shutil.copytree(source / pictures, root / pictures)
-        else:
-            (root / "images").mkdir(exist_ok=True)
-            place = (root / pictures).with_suffix(".zip") if name == "coco" else root / "images.zip"
-            if name == "crowdpose":
-                (root / "images").rmdir()
-            with zipfile.ZipFile(place, "w") as archive:
-                for path in sorted((source / pictures).glob("*.jpg")):
-                    archive.write(path, f"{Path(pictures).name}/{path.name}")
-        data = EvalImages(open_files(DataConfig(name=name, root=root), train=False))
-        reference = EvalImages(open_files(DataConfig(name=name, root=source), train=False))
-        indices = np.arange(len(reference))
-        ours, theirs = (each.batch(indices, keys(0, 0, indices)) for each in (data, reference))
-        assert ours.targets == theirs.targets
-        assert all(torch.equal(first, second) for first, second in zip(ours.inputs, theirs.inputs, strict=True))
-
-
-@pytest.mark.parametrize("cut", [False, True])
-def test_a_damaged_picture_in_a_zip_is_named(tmp_path: Path, cut: bool) -> None:
-    path = tmp_path / "pictures.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("a.jpg", bytes(range(256)) * 40)
-    content, start = bytearray(path.read_bytes()), len("a.jpg") + 30
-    if cut:  # the list of what is in it claims more than there is
-        place = content.index(b"PK\x01\x02") + 20
-        content[place : place + 4] = (10**6).to_bytes(4, "little")
-        content[start : start + 1] = b"\x00"  # of a kind that needs more than is there
-    else:
-        content[start : start + 40] = b"\xff" * 40
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.jpg can't be read from .*pictures\.zip: ."):
-        Zip(path).read("a.jpg")
+def test_images_in_a_zip_file_have_to_be_unpacked(pose_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(pose_folder / "coco", tmp_path / "coco")
+    folder = tmp_path / "coco/images/val2017"
+    shutil.make_archive(str(folder), "zip", folder)
+    shutil.rmtree(folder)
+    with pytest.raises(DataError, match="there is no folder of images") as error:
+        open_files(DataConfig(name="coco", root=tmp_path / "coco"), train=False)
+    assert error.value.slots["given"] == f"{folder}.zip, which is not read"
+    assert error.value.slots["fix"] == f"Unpack the images into {folder}."
 
 
 def test_crowdpose_as_it_ships_is_trained_on_train_and_val(pose_folder: Path, tmp_path: Path) -> None:

@@ -147,7 +147,6 @@ def test_a_picture_of_any_size_is_looked_at(size: tuple[int, int], scales: list[
     found = make_infer(config)(Flat(17, 17), [prepare(np.zeros((size[1], size[0], 3), np.uint8))])
     assert len(found) == 1
     assert np.isfinite(found[0].joints).all()
-    assert found[0].heat.size > 0
 
 
 def test_pictures_of_different_sizes_are_answered_one_by_one() -> None:

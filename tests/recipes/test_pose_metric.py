@@ -125,7 +125,7 @@ def made_up(seed: int, skeleton: Skeleton, num_pictures: int) -> tuple[list[dict
         targets.append({"image_id": number, "crowd_index": float(random.random()), "annotations": people})
         joints = np.array(guesses).reshape(-1, skeleton.num_joints, 3)
         scores = random.integers(1, 5, len(joints)) / 8
-        found.append(Detections(joints, scores, np.zeros((2, 2), np.uint8)))
+        found.append(Detections(joints, scores))
     return targets, found
 
 

@@ -17,12 +17,14 @@ from samebits.recipes.segment.config import DataConfig, MakeConfig
 from samebits.recipes.segment.data import LabeledImages
 from samebits.recipes.segment.listing import list_images, open_source
 from samebits.recipes.segment.make import make
+from tests.recipes.coco_regions import write_coco
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
     """Ten synthetic images with masks and as a COCO file."""
     make(MakeConfig(num_images=10, size_px=48), tmp_path / "made")
+    write_coco(tmp_path / "made")
     return tmp_path / "made"
 
 

@@ -15,6 +15,7 @@ from samebits.recipes.segment.config import Config, DataConfig, MakeConfig
 from samebits.recipes.segment.listing import list_images, open_source
 from samebits.recipes.segment.make import make
 from samebits.recipes.segment.recipe import build
+from tests.recipes.coco_regions import write_coco
 
 
 def listed(root: Path, **settings: Any) -> dict[str, Any]:
@@ -150,7 +151,7 @@ def test_a_split_with_a_single_class_is_refused(tmp_path: Path) -> None:
 @pytest.fixture
 def coco(tmp_path: Path) -> Path:
     make(MakeConfig(num_images=10, size_px=48), tmp_path / "made")
-    return tmp_path / "made/coco.json"
+    return write_coco(tmp_path / "made")
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -193,34 +194,21 @@ BAD_REGIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", BAD_REGIONS)
-def test_an_image_with_a_bad_region_can_be_left_out(coco: Path, case: str) -> None:
-    edit(coco, lambda content: content["annotations"][0].update(segmentation=BAD_REGIONS[case]))
-    image_id = json.loads(coco.read_text())["annotations"][0]["image_id"]
-    name = next(each["file_name"] for each in json.loads(coco.read_text())["images"] if each["id"] == image_id)
-    if case in ("two points", "none", "text"):
-        with pytest.raises(DataError) as caught:
-            listed(coco)
-        assert "data.on_error=skip" in caught.value.slots["fix"]
-    info = listed(coco, on_error="skip")
-    assert list(info["skipped"]) == [name]
-    assert name not in info["train"] + info["held_out"]
-    assert len(info["train"] + info["held_out"]) == 9
-    config = Config.model_validate({"recipe": "segment", "data": {"root": coco, "on_error": "skip"}})
-    assert build(config, info).describe["skipped"] == f"1 unreadable image: {name}"
+def read_all(root: Path) -> None:
+    info = listed(root)
     for train in (True, False):
-        source = open_source(config.data, info, train=train)
+        source = open_source(DataConfig(root=root), info, train=train)
         for index in range(len(source.names)):
             source.read(index, 0)
 
 
-def test_a_damaged_image_or_mask_can_be_left_out(tmp_path: Path) -> None:
-    root = masks(tmp_path / "a")
-    (root / "images/1.jpg").write_bytes(b"\xff\xd8")
-    (root / "masks/2.png").write_bytes((root / "masks/2.png").read_bytes()[:60])
-    assert list(listed(root, on_error="skip")["skipped"]) == ["1", "2"]
-    with pytest.raises(DataError, match=r"1\.jpg"):
-        listed(root)
+@pytest.mark.parametrize("case", BAD_REGIONS)
+def test_a_bad_region_is_named(coco: Path, case: str) -> None:
+    edit(coco, lambda content: content["annotations"][0].update(segmentation=BAD_REGIONS[case]))
+    number = json.loads(coco.read_text())["annotations"][0]["id"]
+    with pytest.raises(DataError, match=f"annotation {number} (is|does not fit)") as caught:
+        read_all(coco)
+    assert caught.value.slots["fix"] == "Correct the annotation file."
 
 
 def test_files_left_out_and_images_in_both_sets_are_counted(tmp_path: Path, coco: Path) -> None:
@@ -233,5 +221,14 @@ def test_files_left_out_and_images_in_both_sets_are_counted(tmp_path: Path, coco
         rows = build(config, list_images(config.data, 0)).describe
         num = 6 if data["train"] == root else 10
         assert rows["validation"] == f"warning: {num} of {num} images are training images too"
-        assert rows.get("left out", "") == ("2 files .heic, 2 files in @eaDir" if num == 6 else "")
+        assert rows.get("left out", "") == ("2 files .heic" if num == 6 else "")
     assert "warnings" not in listed(root) or not listed(root)["warnings"]
+
+
+def test_a_damaged_image_or_mask_is_named(tmp_path: Path) -> None:
+    for name in ("images/1.jpg", "masks/2.png"):
+        root = masks(tmp_path / Path(name).stem)
+        (root / name).write_bytes((root / name).read_bytes()[:60])
+        with pytest.raises(DataError, match=name) as caught:
+            read_all(root)
+        assert caught.value.slots["fix"]

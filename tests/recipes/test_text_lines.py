@@ -152,17 +152,17 @@ def test_missing_pictures_are_counted_and_named_before_training(tmp_path: Path) 
 
 
 def test_missing_pictures_of_an_lmdb_set_are_named_before_training(tmp_path: Path) -> None:
-    with lmdb.open(str(tmp_path / "l"), map_size=1 << 20) as environment, environment.begin(write=True) as entries:
-        entries.put(b"num-samples", b"2")
-        for number, text in ((1, "é"), (2, "b")):
-            entries.put(b"label-%09d" % number, text.encode("latin-1"))
-        entries.put(b"image-000000001", b"x")
-    given = {"train": str(tmp_path / "l"), "eval": str(tmp_path / "l")}
-    with pytest.raises(DataError, match=r"label-000000001 of .* is not utf-8") as error:
-        dataset_info(settings_of(tmp_path, **given))
-    assert "data.encoding" in error.value.slots["fix"]
+    for name, encoding in (("old", "latin-1"), ("new", "utf-8")):
+        with lmdb.open(str(tmp_path / name), map_size=1 << 20) as environment, environment.begin(write=True) as entries:
+            entries.put(b"num-samples", b"2")
+            for number, text in ((1, "é"), (2, "b")):
+                entries.put(b"label-%09d" % number, text.encode(encoding))
+            entries.put(b"image-000000001", b"x")
+    with pytest.raises(DataError, match=r"label-000000001 of .* is not UTF-8") as error:
+        dataset_info(settings_of(tmp_path, train=str(tmp_path / "old"), eval=str(tmp_path / "old")))
+    assert error.value.slots["fix"] == "Create the dataset again, with labels in UTF-8."
     with pytest.raises(DataError, match=r"1 of 2 images of .* are missing") as error:
-        dataset_info(settings_of(tmp_path, **given, encoding="latin-1"))
+        dataset_info(settings_of(tmp_path, train=str(tmp_path / "new"), eval=str(tmp_path / "new")))
     assert error.value.slots["given"] == "image-000000002"
 
 

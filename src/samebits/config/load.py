@@ -25,6 +25,8 @@ REMOVED: Mapping[str, object] = {
     "compress": "none",
     "data.cache": None,
     "data.cache_gb": 10.0,
+    "data.encoding": "utf-8",
+    "data.on_error": "stop",
     "decode.beam_width": 1,
     "mode": "exact",
     "parallel": "ddp",

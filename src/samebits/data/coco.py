@@ -1,10 +1,10 @@
-"""Datasets in COCO's format: annotation files of strangers, regions as masks, and images in a folder or zip file."""
+"""Datasets in COCO's format: annotation files of strangers, regions as masks, and images in a folder."""
 
 import json
 import os
 import warnings
-import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
@@ -16,24 +16,16 @@ from pydantic import (
     BaseModel,
     Field,
     PlainValidator,
-    TypeAdapter,
     ValidationError,
     ValidationInfo,
 )
 
 from samebits.data.images import (
-    HEAD_BYTES,
-    MAX_FILE_BYTES,
     MAX_PIXELS,
     ByteArray,
     EncodedImage,
-    looked_at,
-    read_content,
-    read_head,
-    stored_size,
-    too_large,
 )
-from samebits.errors import DataError
+from samebits.errors import DataError, cannot_read
 from samebits.host_memory import without_collections
 from samebits.plain_file import parse_json, read_plain
 
@@ -44,7 +36,7 @@ from samebits.plain_file import parse_json, read_plain
 LARGEST = 1e9
 MAX_JSON_BYTES = 1 << 31  # COCO's largest file of annotations has 450 MB
 _SHOWN = 60
-_FIX = "Correct the annotation file."
+FIX = "Correct the annotation file."
 _EXPECTED = "a JSON file with images, annotations and categories"
 _PARTS = {"images": "image", "annotations": "annotation", "categories": "category"}
 
@@ -133,11 +125,7 @@ def read_coco(path: Path) -> dict[str, list[Any]]:
         with without_collections():  # up to a hundred million new objects
             content = parse_json(read_plain(path, MAX_JSON_BYTES))
     except OSError as error:
-        raise DataError(
-            f"{path} can't be read: {error.strerror or error}",
-            allowed=_EXPECTED,
-            fix="Make it readable.",
-        ) from error
+        raise cannot_read(DataError, path, error, "Make it readable.", allowed=_EXPECTED) from error
     except ValueError as error:
         raise DataError(
             f"{path} is not JSON: {error}", allowed=_EXPECTED, fix="Download it again."
@@ -174,63 +162,57 @@ def check_entries(
     part: str,
     path: Path,
     *,
-    places: Sequence[int] | None = None,
     known: Mapping[str, Any] | None = None,
+    leave_out: Collection[Any] = (),
     unique: bool = True,
 ) -> list[dict[str, Any]]:
     """Check entries of a file, and return them without fields that are not used.
 
     Args:
         part: The list of the file, such as "annotations".
-        places: Index of each entry in the list of the file. None: the entries are the whole list.
         known: The ids that each `Reference` may be, by the field's name.
+        leave_out: Ids of categories whose entries are neither checked nor returned.
     """
-    try:
-        with without_collections():
-            adapter = TypeAdapter(list[kind])  # type: ignore[valid-type]
-            checked: list[BaseModel] = adapter.validate_python(entries, context=known)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        place, *fields = first["loc"]
-        where = f"{part}[{place if places is None else places[int(place)]}]"
-        expected = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
-        if not fields:
-            raise DataError(
-                f"{where} of {path} is {shown(first['input'])}", allowed="an object", fix=_FIX
-            ) from None
-        name = "".join(
-            f"[{field}]" if isinstance(field, int) else f".{field}" for field in fields
-        ).removeprefix(".")
-        value = ... if first["type"] == "missing" else first["input"]
-        raise wrong(entries[int(place)], name, f"{path}: {where}", expected, value) from None
-    found = [dict(entry) for entry in checked]
-    seen: dict[int, int] = {}
-    for index, entry in enumerate(found if unique else ()):
-        if seen.setdefault(entry["id"], index) != index:
-            first_at, again_at = (
-                at if places is None else places[at] for at in (seen[entry["id"]], index)
-            )
-            raise DataError(
-                f"id {entry['id']} comes twice in {part}",
-                where=f"{path}: {part}[{first_at}] and {part}[{again_at}]",
-                allowed="a number that no other entry has",
-                fix="Give each entry a unique id.",
-            )
+    found = []
+    places: dict[int, int] = {}
+    with without_collections():
+        for place, entry in enumerate(entries):
+            if isinstance(entry, dict) and entry.get("category_id") in leave_out:
+                continue
+            try:
+                checked = dict(kind.model_validate(entry, context=known))
+            except ValidationError as error:
+                raise _wrong(entry, part, place, path, error) from None
+            first = places.setdefault(checked["id"], place)
+            if unique and first != place:
+                raise DataError(
+                    f"id {checked['id']} comes twice in {part}",
+                    where=f"{path}: {part}[{first}] and {part}[{place}]",
+                    allowed="a number that no other entry has",
+                    fix="Give each entry a unique id.",
+                )
+            found.append(checked)
     return found
 
 
-def wrong(
-    entry: Mapping[str, Any], field: str, where: str, expected: str, value: Any = ...
-) -> DataError:
-    """Make the error of a field such as `keypoints[3]` in `a.json: annotations[7]`; the value `...`: it is missing."""
-    part, _, place = where.rpartition(": ")[2].partition("[")
+def _wrong(entry: Any, part: str, place: int, path: Path, error: ValidationError) -> DataError:
+    """Make the error of the first wrong field of an entry, such as `keypoints[3]` in `a.json: annotations[7]`."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    where = f"{part}[{place}]"
+    if not first["loc"]:
+        return DataError(f"{where} of {path} is {shown(entry)}", allowed="an object", fix=FIX)
+    field = "".join(
+        f"[{each}]" if isinstance(each, int) else f".{each}" for each in first["loc"]
+    ).removeprefix(".")
     number = entry.get("id")
     is_id = type(number) is int and abs(number) < 2**64
-    name = f"{_PARTS[part]} {number if is_id else f'number {place[:-1]}'}"
-    if value is ...:
-        return DataError(f"{name} has no {field}", where=where, allowed=expected, fix=_FIX)
+    name = f"{_PARTS[part]} {number if is_id else f'number {place}'}"
+    is_missing = first["type"] == "missing"
     return DataError(
-        f"{field} of {name} is {shown(value)}", where=f"{where}.{field}", allowed=expected, fix=_FIX
+        f"{name} has no {field}" if is_missing else f"{field} of {name} is {shown(first['input'])}",
+        where=f"{path}: {where}" + ("" if is_missing else f".{field}"),
+        allowed=first["msg"].removeprefix("Value error, ").removeprefix("Input should be "),
+        fix=FIX,
     )
 
 
@@ -326,168 +308,53 @@ def _outline_px(outlines: list[list[float]], height: int, width: int) -> int:
     return int(total)
 
 
-# Read the images of a dataset from a folder or from a zip file.
+# Read the images of a dataset from a folder.
 
 
-# Others have decoders whose memory the file decides on.
-_PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+def read_annotated(path: Path, size: tuple[int, int]) -> ByteArray:
+    """Decode an image of (width, height) to (H, W, 3) RGB bytes as stored: annotations ignore the EXIF orientation.
+
+    Raises:
+        DataError: It is no image, is damaged, or has another size.
+    """
+    image = EncodedImage(path, upright=False)
+    if image.size == size:
+        return image.pixels()
+    cause = None
+    fix = "Use images and annotations from the same source."
+    if image.size == size[::-1]:
+        cause = "the annotation has width and height swapped"
+        if EncodedImage(path).size == size:
+            cause = "it was annotated after its EXIF rotation, which is not applied here"
+            fix = "Apply the EXIF orientation to the image (mogrify -auto-orient)."
+    raise DataError(
+        f"the image {path} is {image.size[0]}x{image.size[1]}, but {size[0]}x{size[1]} in its annotation",
+        cause=cause,
+        fix=fix,
+    )
 
 
-class Folder:
-    """Images in a folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def missing(self, names: Sequence[str]) -> list[str]:
-        """Return the names that it does not contain."""
-        # List each folder once: a hundred thousand stat calls would take long on a file server.
-        known: set[str] = set()
-        for folder in {str(PurePosixPath(name).parent) for name in names}:
-            try:
-                with os.scandir(self.path / folder) as entries:
-                    known.update(str(PurePosixPath(folder) / entry.name) for entry in entries)
-            except OSError:
-                continue
-        return [name for name in names if str(PurePosixPath(name)) not in known]
-
-    def files(self, names: Sequence[str]) -> list[str]:
-        """Return the paths of the files that hold the images of these names."""
-        return [f"{self.path}/{name}" for name in names]
-
-    def read(self, name: str) -> bytes:
-        """Read an image file."""
-        return read_content(self.path / name)
-
-    def head(self, name: str) -> bytes:
-        """Read the beginning of an image file."""
-        return read_head(self.path / name)
-
-    def check_sizes(self, sizes: Mapping[str, tuple[int, int]]) -> None:
-        """Compare the (width, height) of up to a thousand images with their annotations, from their headers alone.
-
-        Raises:
-            DataError: An image has another size, is missing or can't be read.
-        """
-        for name in looked_at(list(sizes)):
-            if stored_size(self.head(name)) not in (None, sizes[name]):
-                self.pixels(name, sizes[name])  # its error names the cause
-
-    def pixels(self, name: str, size: tuple[int, int]) -> ByteArray:
-        """Decode an image of (width, height) to (H, W, 3) RGB bytes as stored: annotations ignore the EXIF orientation.
-
-        Raises:
-            DataError: It is no image, is damaged, or has another size.
-        """
-        content = self.read(name)
-        shown = f"{self.path}/{name}"
-        image = EncodedImage(shown, content, upright=False)
-        if image.size == size:
-            return image.pixels()
-        cause = None
-        fix = "Use images and annotations from the same source."
-        if image.size == size[::-1]:
-            cause = "the annotation has width and height swapped"
-            if EncodedImage(shown, content).size == size:
-                cause = "it was annotated after its EXIF rotation, which is not applied here"
-                fix = "Apply the EXIF orientation to the image (mogrify -auto-orient)."
-        raise DataError(
-            f"the image {shown} is {image.size[0]}x{image.size[1]}, but {size[0]}x{size[1]} in its annotation",
-            cause=cause,
-            fix=fix,
-        )
-
-
-class Zip(Folder):
-    """Images in a zip file, below any one folder of it."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._file: zipfile.ZipFile | None = None
-        self._pid = 0
-        self._names: dict[str, str] = {}
-        for member in self._opened().namelist():
-            parts = PurePosixPath(member).parts
-            for depth in (1, 0):  # an image at the top comes before one in a folder
-                if len(parts) > depth:
-                    self._names["/".join(parts[depth:])] = member
-
-    def missing(self, names: Sequence[str]) -> list[str]:
-        """Return the names that it does not contain."""
-        return [name for name in names if str(PurePosixPath(name)) not in self._names]
-
-    def files(self, names: Sequence[str]) -> list[str]:
-        """Return the path of the zip file."""
-        return [str(self.path)]
-
-    def read(self, name: str) -> bytes:
-        """Read an image file."""
-        file = self._opened()
-        try:
-            member = file.getinfo(self._names[str(PurePosixPath(name))])
-            # What is read is never more than the size given here, whatever the member unpacks to.
-            if member.file_size > MAX_FILE_BYTES:
-                raise too_large(f"{name} in {self.path}", member.file_size)
-            if member.compress_type not in _PACKINGS:
-                raise DataError(
-                    f"{name} has an unsupported compression",
-                    where=self.path,
-                    fix="Compress it with deflate, or store it.",
-                )
-            return file.read(member)
-        except DataError:
-            raise
-        except Exception as error:  # of a damaged file, zipfile raises whatever comes up
-            raise DataError(
-                f"{name} can't be read from {self.path}: {str(error) or type(error).__name__}",
-                fix="Download the zip file again.",
-            ) from error
-
-    def head(self, name: str) -> bytes:
-        """Read the beginning of an image file."""
-        try:
-            with self._opened().open(self._names[str(PurePosixPath(name))]) as file:
-                return file.read(HEAD_BYTES)
-        except Exception:  # a damaged file is named when it is read
-            return b""
-
-    def _opened(self) -> zipfile.ZipFile:
-        # After a fork, a DataLoader worker shares the file offset of its parent, so each process opens the file itself.
-        if self._file is None or self._pid != os.getpid():
-            try:
-                self._file = zipfile.ZipFile(self.path)
-                self._pid = os.getpid()
-            except Exception as error:
-                raise DataError(
-                    f"{self.path} can't be opened: {error}",
-                    allowed="a zip file of images",
-                    fix="Download the zip file again.",
-                ) from error
-        return self._file
-
-
-def open_store(candidates: Sequence[Path], names: Sequence[str], fix: str) -> Folder:
-    """Open the first folder or zip file that exists; `fix`: what the user can do if some are missing, a sentence.
+def find_images(candidates: Sequence[Path], names: Sequence[str], fix: str) -> Path:
+    """Return the first folder of images that exists; `fix`: what the user can do if some are missing, a sentence.
 
     Raises:
         DataError: None of them exists, or images are missing.
     """
-    path = next(
-        (
-            path
-            for path in candidates
-            if path.is_dir() or (path.suffix == ".zip" and path.is_file())
-        ),
-        None,
-    )
+    path = next((path for path in candidates if path.is_dir()), None)
     if path is None:
+        packed = next((path for path in candidates if path.with_suffix(".zip").is_file()), None)
         raise DataError(
-            "there is neither a folder nor a zip file of images",
-            allowed="\n".join(map(str, candidates)),
-            fix="Unpack the images into this folder, or copy the zip file there.",
+            "there is no folder of images",
+            given=None if packed is None else f"{packed.with_suffix('.zip')}, which is not read",
+            allowed="\n".join(str(path.with_suffix("")) for path in candidates),
+            fix=f"Unpack the images into {'this folder' if packed is None else packed.with_suffix('')}.",
         )
-    store = Folder(path) if path.is_dir() else Zip(path)
-    missing = store.missing(names)
+    # List each folder once: a hundred thousand stat calls would take long on a file server.
+    known: set[str] = set()
+    for inner in {str(PurePosixPath(name).parent) for name in names}:
+        with suppress(OSError), os.scandir(path / inner) as entries:
+            known.update(str(PurePosixPath(inner) / entry.name) for entry in entries)
+    missing = [name for name in names if str(PurePosixPath(name)) not in known]
     if missing:
         more = f" … and {len(missing) - 3:,} more" if len(missing) > 3 else ""
         raise DataError(
@@ -495,4 +362,4 @@ def open_store(candidates: Sequence[Path], names: Sequence[str], fix: str) -> Fo
             given="\n".join(missing[:3]) + more,
             fix=fix,
         )
-    return store
+    return path

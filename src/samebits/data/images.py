@@ -4,11 +4,8 @@ import errno
 import io
 import os
 import re
-import struct
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +26,7 @@ from PIL import (
 )
 
 from samebits.errors import DataError, SamebitsError, cannot_read
-from samebits.plain_file import open_plain, read_plain
+from samebits.plain_file import read_plain
 
 # Opening untrusted image files: a fixed list of formats, and limits checked before decoding (ADR 28).
 #
@@ -63,10 +60,6 @@ PROGRESSIVE_BYTES_PER_PIXEL = 9
 _MAX_SCANNED_PIXELS = 2_000_000_000
 _MANY_SCANS = 100
 
-HEAD_BYTES = 1 << 16  # of a file, in which most formats have the size of the image
-_MAX_LOOKED_AT = 1000  # files whose sizes are compared before training: a fraction of a second
-_MAX_SEGMENTS = 10_000  # of a JPEG file before its pixels; usual files have about ten
-
 # TIFF tags
 _TILE_WIDTH = 322
 _TILE_LENGTH = 323
@@ -86,32 +79,7 @@ def read_content(path: Path | str) -> bytes:
         raise damaged(path, error) from error
 
 
-def looked_at(names: Sequence[str]) -> Sequence[str]:
-    """Return evenly spaced names, at most a thousand: where sizes do not fit, they rarely do so in a single image."""
-    return names[:: -(-len(names) // _MAX_LOOKED_AT) or 1]
-
-
-def read_head(path: Path | str) -> bytes:
-    """Read the beginning of a file. Raises DataError if it can't be read, or is no regular file."""
-    try:
-        with open_plain(Path(path)) as file:
-            return file.read(HEAD_BYTES)
-    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        raise damaged(path, error) from error
-
-
-def stored_size(head: bytes) -> tuple[int, int] | None:
-    """Return (width, height) as stored, from the first bytes of an image file; None where they do not have it."""
-    found = JpegHead.find(head)
-    if found is not None:
-        return found.size
-    try:
-        return open_image(head, "").size
-    except DataError:  # its size is elsewhere, or it is no image: both are found when it is read
-        return None
-
-
-def open_image(content: bytes | bytearray, name: Path | str) -> Image.Image:
+def open_image(content: bytes, name: Path | str) -> Image.Image:
     """Open an image of an allowed format, without decoding its pixels.
 
     Raises:
@@ -172,51 +140,6 @@ def check_scans(name: Path | str, content: bytes, size: tuple[int, int]) -> None
         )
 
 
-class JpegHead(NamedTuple):
-    """Header of a JPEG file.
-
-    Attributes:
-        size: (width, height) in pixels as stored.
-        height_at: Offset of the height in the file, in bytes; it has two bytes.
-        is_plain: Whether the file has 8 bits, three channels, no EXIF segment, which may have an orientation, and no
-            Adobe segment, which may name another color space.
-        is_progressive: Whether the decoder keeps the coefficients of the whole image and refines them in many scans.
-    """
-
-    size: tuple[int, int]
-    height_at: int
-    is_plain: bool
-    is_progressive: bool
-
-    @classmethod
-    def find(cls, content: bytes) -> "JpegHead | None":
-        """Parse the header, in a fifth of Pillow's time. Returns None if the file is not such a JPEG."""
-        if content[:2] != b"\xff\xd8":
-            return None
-        offset = 2
-        end = len(content) - 9
-        is_plain = True
-        for _ in range(_MAX_SEGMENTS):
-            if offset >= end or content[offset] != 0xFF:
-                return None
-            marker = content[offset + 1]
-            if marker in (0xC0, 0xC1, 0xC2):
-                precision, height, width, num_channels = struct.unpack_from(
-                    ">BHHB", content, offset + 4
-                )
-                is_plain = is_plain and (precision, num_channels) == (8, 3)
-                return (
-                    cls((width, height), offset + 5, is_plain, marker == 0xC2)
-                    if width and height
-                    else None
-                )
-            if not (0xC4 <= marker <= 0xFE) or marker in (0xD8, 0xD9, 0xDA):
-                return None
-            is_plain = is_plain and marker not in (0xE1, 0xEE)
-            offset += 2 + int.from_bytes(content[offset + 2 : offset + 4], "big")
-        return None
-
-
 def _tiles_are_small(image: Image.Image) -> bool:
     """Return whether a TIFF file's tiles fit its image: each is decoded completely, however little of it is visible."""
     if not isinstance(image, TiffImagePlugin.TiffImageFile):
@@ -244,7 +167,7 @@ def too_large(name: Path | str, num_bytes: int) -> DataError:
     )
 
 
-def not_an_image(name: Path | str, content: bytes | bytearray) -> DataError:
+def not_an_image(name: Path | str, content: bytes) -> DataError:
     """Make the error for a file that is not an image."""
     fix = "Replace the file, or remove it from the dataset."
     if not content:
@@ -287,9 +210,6 @@ ByteArray = npt.NDArray[np.uint8]
 SCALES = (8, 4, 2, 1)  # a JPEG file can be decoded at 1/scale of its size
 
 _ORIENTATION = 0x0112
-# Extra rows to decode below those that are needed: with vertical chroma subsampling, the chroma of two rows is
-# interpolated with that of the next two.
-_MORE_ROWS = 2
 # Warnings of libjpeg about missing or wrong data, in whose place it invents pixels.
 _LOST = ("Corrupt JPEG data", "Premature end", "Inconsistent progression")
 _PADDING = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
@@ -309,7 +229,7 @@ def read_rgb(path: Path) -> ByteArray:
 
 
 class EncodedImage:
-    """An image file that is decoded on demand. The constructor parses only the header of a plain JPEG file.
+    """An image file that is decoded on demand.
 
     Args:
         path: The file; with `content`, the name for errors.
@@ -337,34 +257,44 @@ class EncodedImage:
     ) -> None:
         self.path = path
         self._content = read_content(path) if content is None else content
-        self._max_pixels = max_pixels
-        self._upright = upright
-        self._image: Image.Image | None = None
-        self._is_deep = False
-        head = JpegHead.find(self._content)
-        self._height_at = None if head is None else head.height_at
-        # A truncated file has no end marker. It is left to Pillow, which decodes all of it. So the damage is found even
-        # if the lower rows are not needed.
-        self._has_end = b"\xff\xd9" in self._content[-1024:]
-        self._is_baseline = head is not None and not head.is_progressive
-        if head is not None and head.is_plain and self._has_end:
-            self._check_pixels(head.size)
-            if head.is_progressive:
-                check_scans(path, self._content, head.size)
-            self.size = head.size
-            self.is_scalable = True
-            self.orientation = 1
-            self._is_plain = True
-        else:
-            self._parse_with_pillow()
+        image = open_image(self._content, path)
+        if image.width * image.height > max_pixels:
+            raise enormous(path, max_pixels)
+        self._image: Image.Image | None = image
+        is_jpeg = image.format in ("JPEG", "MPO")
+        self._is_progressive = "progressive" in image.info
+        if self._is_progressive:
+            check_scans(path, self._content, image.size)
+        try:
+            # Of 16-bit colors Pillow keeps the upper 8 bits. It scales the values of a PGM file by their maximum.
+            self._is_deep = ";16" in str(getattr(image, "tile", "")) or (
+                image.mode[0] == "I" and image.format != "PPM"
+            )
+            if not is_jpeg:
+                check_memory(path, len(self._content), image)
+                image.load()  # the EXIF of a PNG can follow its pixels; loading also detects damage
+        except SamebitsError:
+            raise
+        except Exception as error:
+            raise damaged(path, error) from error
+        self.orientation = _orientation(image, is_jpeg) if upright else 1
+        width, height = image.size
+        # 5 to 8 include a rotation by 90°
+        self.size = (height, width) if self.orientation >= 5 else (width, height)
+        self.is_scalable = is_jpeg and image.mode in ("RGB", "L")
+        # A truncated file has no end marker. It is left to Pillow, which names the damage.
+        self._is_plain = (
+            image.format == "JPEG"
+            and image.mode == "RGB"
+            and self.orientation == 1
+            and b"\xff\xd9" in self._content[-1024:]
+        )
 
-    def pixels(self, scale: int = 1, *, bottom_px: int | None = None) -> ByteArray:
+    def pixels(self, scale: int = 1) -> ByteArray:
         """Decode the image; to be called once.
 
         Args:
             scale: Decode at 1/scale of the size: 1, 2, 4 or 8. Must be 1 if the file is not scalable.
-            bottom_px: Number of rows that are needed, at this scale. Rows below may be missing, and lost data of the
-                rows above is not found. None: all rows.
 
         Returns:
             (H, W, 3) bytes, upright. H and W are the size divided by the scale, rounded up.
@@ -373,17 +303,20 @@ class EncodedImage:
             DataError: The file is damaged.
         """
         try:
-            content = (
-                self._content if bottom_px is None else self._cut(scale * (bottom_px + _MORE_ROWS))
-            )
             if self._is_plain:
-                self._check_plain(scale)
+                num_pixels = self.size[0] * self.size[1]
+                if self._is_progressive:
+                    per_pixel = PROGRESSIVE_BYTES_PER_PIXEL
+                else:
+                    num_pixels //= scale**2
+                    per_pixel = BASELINE_BYTES_PER_PIXEL
+                check_size(self.path, len(self._content), num_pixels, per_pixel)
                 try:
-                    return decode_plain_jpeg(content, scale, is_whole=content is self._content)
+                    return decode_plain_jpeg(self._content, scale)
                 except ValueError as error:
                     if _is_loss(error):
                         raise
-            pixels = _to_rgb(self._loaded(content, scale))
+            pixels = _to_rgb(self._loaded(scale))
             if self._is_deep and 0 < pixels.max(initial=0) <= _DARK:
                 raise unscaled(self.path)
             return pixels
@@ -395,88 +328,28 @@ class EncodedImage:
     def image(self) -> Image.Image:
         """Decode to a Pillow image: upright, in the mode of the file. Raises DataError if the file is damaged."""
         try:
-            return self._loaded(self._content, 1)
+            return self._loaded(1)
         except SamebitsError:
             raise
         except Exception as error:
             raise damaged(self.path, error) from error
 
-    def _loaded(self, content: bytes | bytearray, scale: int) -> Image.Image:
-        image = self._open(content)
+    def _loaded(self, scale: int) -> Image.Image:
+        image = self._image or open_image(self._content, self.path)
         self._image = None  # frees it once the copies below are made
         if scale > 1:
             assert isinstance(image, ImageFile.ImageFile)
-            if not self._is_baseline:  # a progressive file keeps its coefficients at full size
-                check_memory(self.path, len(content), image)
+            if self._is_progressive:  # it keeps its coefficients at full size
+                check_memory(self.path, len(self._content), image)
             image.draft(image.mode, (max(1, image.width // scale), max(1, image.height // scale)))
-        check_memory(self.path, len(content), image)
+        check_memory(self.path, len(self._content), image)
         image.load()
-        if image.format in ("JPEG", "MPO") and content is self._content:
+        if image.format in ("JPEG", "MPO"):
             _check_complete(self._content, "CMYK" if image.mode == "CMYK" else "GRAY")
         return ImageOps.exif_transpose(image) if self.orientation != 1 else image
 
-    def _check_plain(self, scale: int) -> None:
-        num_pixels = self.size[0] * self.size[1]
-        if self._is_baseline:
-            check_size(
-                self.path, len(self._content), num_pixels // scale**2, BASELINE_BYTES_PER_PIXEL
-            )
-        else:
-            check_size(self.path, len(self._content), num_pixels, PROGRESSIVE_BYTES_PER_PIXEL)
 
-    def _check_pixels(self, size: tuple[int, int]) -> None:
-        if size[0] * size[1] > self._max_pixels:
-            raise enormous(self.path, self._max_pixels)
-
-    def _parse_with_pillow(self) -> None:
-        image = self._open(self._content)
-        self._check_pixels(image.size)
-        is_jpeg = image.format in ("JPEG", "MPO")
-        if "progressive" in image.info:
-            check_scans(self.path, self._content, image.size)
-        try:
-            # Of 16-bit colors Pillow keeps the upper 8 bits. It scales the values of a PGM file by their maximum.
-            self._is_deep = ";16" in str(getattr(image, "tile", "")) or (
-                image.mode[0] == "I" and image.format != "PPM"
-            )
-            if not is_jpeg:
-                check_memory(self.path, len(self._content), image)
-                image.load()  # the EXIF of a PNG can follow its pixels; loading also detects damage
-        except SamebitsError:
-            raise
-        except Exception as error:
-            raise damaged(self.path, error) from error
-        self.orientation = _orientation(image, is_jpeg) if self._upright else 1
-        width, height = image.size
-        # 5 to 8 include a rotation by 90°
-        self.size = (height, width) if self.orientation >= 5 else (width, height)
-        self.is_scalable = is_jpeg and image.mode in ("RGB", "L")
-        self._is_plain = (
-            image.format == "JPEG"
-            and image.mode == "RGB"
-            and self.orientation == 1
-            and self._has_end
-        )
-        self._image = image
-
-    def _open(self, content: bytes | bytearray) -> Image.Image:
-        if self._image is not None and content is self._content:
-            return self._image
-        return open_image(content, self.path)
-
-    def _cut(self, num_rows: int) -> bytes | bytearray:
-        """Return the file with its height set to `num_rows` where possible: decoders then skip the rows below."""
-        can_cut = self.is_scalable and self.orientation == 1 and self._has_end
-        if self._height_at is None or not can_cut or num_rows >= self.size[1]:
-            return self._content
-        content = bytearray(self._content)
-        content[self._height_at : self._height_at + 2] = num_rows.to_bytes(2, "big")
-        return content
-
-
-def decode_plain_jpeg(
-    content: bytes | bytearray, scale: int = 1, *, is_whole: bool = True
-) -> ByteArray:
+def decode_plain_jpeg(content: bytes, scale: int = 1) -> ByteArray:
     """Decode a plain JPEG file at 1/scale (1, 2, 4, 8) to Pillow's bits, without its copy of four bytes per pixel.
 
     Returns:
@@ -498,7 +371,7 @@ def decode_plain_jpeg(
         min_height=least_height,
         min_width=least_width,
         min_factor=1,
-        strict=is_whole,
+        strict=True,
     )
     return pixels
 

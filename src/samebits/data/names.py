@@ -88,7 +88,8 @@ def walk(root: Path, name: str, left_out: Counter[str] | None = None) -> list[st
         seen.add((status.st_dev, status.st_ino))
         if os.path.islink(folder):
             _check_link(folder, whole)
-        count_left_out(folder, inner, files, left_out)
+        if left_out is not None:
+            _count_left_out(files, left_out)
         inner[:] = [each for each in inner if not is_of_system(each)]
         inner.sort()  # if several paths lead to the same folder, the choice is reproducible
         inside = Path(folder).relative_to(root).as_posix()
@@ -96,22 +97,13 @@ def walk(root: Path, name: str, left_out: Counter[str] | None = None) -> list[st
     return names
 
 
-def count_left_out(
-    folder: str | Path, inner: Iterable[str], files: Iterable[str], counts: Counter[str] | None
-) -> None:
-    """Count the files of a folder that are not used, by their ending, and folders of the system in it."""
-    if counts is None:
-        return
+def _count_left_out(files: Iterable[str], counts: Counter[str]) -> None:
+    """Count the files of a folder that are not used, by their ending."""
     for name in files:
         if name.startswith("._"):  # macOS writes them beside files on foreign disks
             counts["._*"] += 1
         elif not (is_image(name) or name.startswith(".") or name.lower() in _SYSTEM_FILES):
             counts[os.path.splitext(name)[1].lower() or "without an ending"] += 1
-    for each in filter(is_of_system, inner):
-        num_images = sum(
-            is_image(name) for _, _, names in os.walk(os.path.join(folder, each)) for name in names
-        )
-        counts.update({f"in {each}": num_images} if num_images else {})
 
 
 def is_of_system(folder: str) -> bool:
@@ -120,7 +112,7 @@ def is_of_system(folder: str) -> bool:
 
 
 def left_out_row(counts: Mapping[str, int]) -> str:
-    """Describe files that are not used, for the header of a run: "40 files .heic, 1 file in @eaDir"."""
+    """Describe files that are not used, for the header of a run: "40 files .heic"."""
     most = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     texts = [f"{number:,} file{'s' if number > 1 else ''} {kind}" for kind, number in most[:_SHOWN]]
     return ", ".join(texts) + (" …" if len(most) > _SHOWN else "")
@@ -128,24 +120,21 @@ def left_out_row(counts: Mapping[str, int]) -> str:
 
 def overlap_rows(train: Iterable[str], validation: Iterable[str]) -> dict[str, str]:
     """Return header rows that warn of images in both sets and of repeated training images; empty without any."""
-    known: set[str] = set()
-    num_train = num_validation = num_shared = 0
-    for path in train:
-        num_train += 1
-        known.add(path)
-    for path in validation:
-        num_validation += 1
-        num_shared += path in known
-    num_repeated = num_train - len(known)
-    rows = {
-        "validation": f"warning: {num_shared:,} of {num_validation:,} images are training images too",
-        "training": f"warning: {num_repeated:,} of {num_train:,} images are listed again, maybe with another label",
-    }
-    return {
-        name: rows[name]
-        for name, number in (("validation", num_shared), ("training", num_repeated))
-        if number
-    }
+    trained = Counter(train)
+    validated = list(validation)
+    num_train = trained.total()
+    num_shared = sum(path in trained for path in validated)
+    num_repeated = num_train - len(trained)
+    rows = {}
+    if num_shared:
+        rows["validation"] = (
+            f"warning: {num_shared:,} of {len(validated):,} images are training images too"
+        )
+    if num_repeated:
+        rows["training"] = (
+            f"warning: {num_repeated:,} of {num_train:,} images are listed again, maybe with another label"
+        )
+    return rows
 
 
 def _check_link(link: str, root: Path) -> None:

@@ -250,14 +250,7 @@ def frozen_row(model: nn.Module, *, weights: str | Path | None) -> str:
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     )
-    # The base class of all batch norms has no public name.
-    norms = [
-        module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
-    ]
-    still = sum(not module.training for module in norms)
     lines = [f"{frozen:,} of {total:,} parameters; trained: {some(list(trained), 4)}"]
-    if still:
-        lines.append(f"{still} of {len(norms)} batch norms keep their statistics")
     if weights is None:
         lines.append("warning: frozen parameters stay random, because model.weights is null")
     return "\n".join(lines)

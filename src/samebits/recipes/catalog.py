@@ -12,10 +12,10 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import os
 import pkgutil
 import re
 import shlex
-import stat
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ from samebits.config.schema import RunConfig, Settings
 from samebits.errors import ConfigError, cannot_read, wrapped
 from samebits.extras import extra_with, pip_line, require_recipe
 from samebits.host_memory import without_collections
-from samebits.plain_file import short_path
+from samebits.plain_file import open_plain, short_path
 from samebits.recipes.listing import nearest_fix
 from samebits.recipes.trust import MAX_RECIPE_BYTES, check_trusted, read_recipe
 
@@ -46,13 +46,10 @@ if TYPE_CHECKING:
 def check_file(path: Path) -> None:
     """Check that a path is a regular file of a plausible size."""
     try:
-        status = path.stat()
+        with open_plain(path) as file:
+            num_bytes = os.fstat(file.fileno()).st_size
     except (FileNotFoundError, NotADirectoryError):
-        beside = (
-            [file.name for file in path.parent.glob(f"*{path.suffix}")]
-            if path.parent.is_dir()
-            else []
-        )
+        beside = [file.name for file in path.parent.glob(f"*{path.suffix}")]
         near = difflib.get_close_matches(path.name, beside, n=1)
         raise ConfigError(
             f"there is no file {short_path(path)}",
@@ -65,13 +62,9 @@ def check_file(path: Path) -> None:
         raise cannot_read(
             ConfigError, ascii(short_path(path)), error, "Use another file."
         ) from None
-    if stat.S_ISDIR(status.st_mode):
-        raise ConfigError(f"{short_path(path)} is a folder", fix="Use a file in it.")
-    if not stat.S_ISREG(status.st_mode):
-        raise ConfigError(f"{short_path(path)} is not a regular file", fix="Use a regular file.")
-    if status.st_size > MAX_RECIPE_BYTES:
+    if num_bytes > MAX_RECIPE_BYTES:
         raise ConfigError(
-            f"{short_path(path)} has {status.st_size:,} bytes, too many for settings or a recipe",
+            f"{short_path(path)} has {num_bytes:,} bytes, too many for settings or a recipe",
             allowed=f"at most {MAX_RECIPE_BYTES:,} bytes",
             fix="Check the path.",
         )

@@ -21,9 +21,7 @@ def read_list(path: Path, max_bytes: int, fix: str, allowed: str | None = None) 
         raise cannot_read(DataError, path, error, fix, allowed=allowed) from error
 
 
-def find_faults(
-    names: Sequence[str], read: Callable[[str], object], max_threads: int = 256
-) -> dict[str, str]:
+def find_faults(names: Sequence[str], read: Callable[[str], object]) -> dict[str, str]:
     """Read all samples, and return the problem of each that cannot be read."""
 
     def fault(name: str) -> str:
@@ -34,7 +32,7 @@ def find_faults(
         return ""
 
     # Threads instead of processes, since decoding releases the GIL.
-    with ThreadPoolExecutor(min(num_cores(), max_threads)) as pool:
+    with ThreadPoolExecutor(num_cores()) as pool:
         faults = dict(zip(names, pool.map(fault, names), strict=True))
     return {name: text for name, text in faults.items() if text}
 

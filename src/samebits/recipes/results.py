@@ -12,7 +12,6 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from samebits.data.keyed import IntArray
 from samebits.data.samples import Batch, Samples
 from samebits.metrics.classification import Accuracy
 from samebits.report.pictures import draw_confusion, draw_sheet, font_for
@@ -61,10 +60,7 @@ def draw_classes(
     """Draw the validation images with the largest loss, and the confusion matrix unless there are too many classes."""
     state = metric.state()
     if "confusion" in state:
-        draw_confusion(
-            *most_confused(np.array(state["confusion"], np.int64), classes),
-            folder / "confusion.png",
-        )
+        draw_matrix(state["confusion"], classes, folder)
     worst = [
         (
             index,
@@ -99,25 +95,10 @@ def draw_shares(
     return canvas
 
 
-def most_confused(matrix: IntArray, classes: Sequence[str]) -> tuple[list[list[int]], list[str]]:
-    """Return a (C, C) confusion matrix that is readable as an image, and the names of its classes.
-
-    Of more than 40 classes, those with the most mistakes are returned, and all others as one class.
-    """
-    num_classes = len(classes)
-    if num_classes <= _MOST_CLASSES:
-        return matrix.tolist(), list(classes)
-    mistakes = matrix.sum(0) + matrix.sum(1) - 2 * matrix.diagonal()
-    shown = np.sort(np.argsort(-mistakes, kind="stable")[: _MOST_CLASSES - 1])
-    places = np.full(num_classes, len(shown))
-    places[shown] = np.arange(len(shown))
-    small = np.zeros((_MOST_CLASSES, _MOST_CLASSES), np.int64)
-    # `small[...] += matrix` would add only one of several values at a place.
-    np.add.at(small, (places[:, None], places[None]), matrix)
-    return small.tolist(), [
-        *(classes[label] for label in shown),
-        f"{num_classes - len(shown)} others",
-    ]
+def draw_matrix(matrix: Sequence[Sequence[int]], classes: Sequence[str], folder: Path) -> None:
+    """Draw a (C, C) confusion matrix, unless there are too many classes for an image."""
+    if len(classes) <= _MOST_CLASSES:
+        draw_confusion(matrix, classes, folder / "confusion.png")
 
 
 def gray_tiles(batch: Batch, mean: float, std: float) -> list[ByteArray]:

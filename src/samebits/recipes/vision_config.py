@@ -1,7 +1,7 @@
 """Settings of data that recipes share: where samples are, and random crops of their images. Loads no torch."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -31,11 +31,6 @@ class VisionData(Settings):
         description="Fraction of data.root that is used for validation, without data.eval; of each class in classify.",
     )
     classes: tuple[str, ...] | None = None
-    on_error: Literal["stop", "skip"] = Field(
-        default="stop",
-        description="Unreadable images, masks and regions. stop: end the run; skip: read all images before training "
-        "and leave these out.",
-    )
     crop_area: tuple[Share, Share]
     crop_ratio: tuple[Positive, Positive] = Field(
         default=(0.75, 1.3333),

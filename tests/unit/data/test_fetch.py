@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.data.fetch import Download, fetch
+from samebits.data.fetch import fetch
 from samebits.errors import DataError
 
 CONTENT = b"the right file" * 100_000
@@ -58,7 +58,7 @@ def server() -> Iterator[Server]:
 
 
 def _fetch(path: Path, *urls: str) -> None:
-    fetch(Download(urls=urls, path=path, md5=MD5), otherwise="get it yourself", timeout_s=5)
+    fetch(urls, path, MD5, otherwise="get it yourself", timeout_s=5)
 
 
 def _files(folder: Path) -> list[str]:

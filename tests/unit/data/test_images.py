@@ -12,7 +12,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from samebits.data.images import EncodedImage, JpegHead, read_rgb
+from samebits.data.images import EncodedImage, read_rgb
 from samebits.errors import DataError
 
 
@@ -87,7 +87,7 @@ def test_an_image_is_upright_by_its_exif_orientation(tmp_path: Path, orientation
     assert picture.size == (96, 64)
     assert distance(picture.pixels(), np.asarray(scene())) < 2
     if picture.is_scalable:
-        smaller = EncodedImage(tmp_path / name).pixels(2, bottom_px=10)
+        smaller = EncodedImage(tmp_path / name).pixels(2)
         assert distance(smaller[:10], np.asarray(scene().resize((48, 32), Image.Resampling.BOX))[:10]) < 4
 
 
@@ -109,55 +109,19 @@ def test_plain_jpeg_files_decode_to_pillows_bits(tmp_path: Path, options: dict[s
     assert np.array_equal(read_rgb(tmp_path / "a.jpg"), np.asarray(Image.open(tmp_path / "a.jpg")))
 
 
-@pytest.mark.parametrize("scale", [1, 2, 4, 8])
-@pytest.mark.parametrize("share", [0.05, 0.4, 0.63, 0.9, 1.0])
-def test_reading_only_the_upper_part_gives_the_same_bits(tmp_path: Path, scale: int, share: float) -> None:
-    photo(tmp_path / "a.jpg", 400, 300)
-    whole = EncodedImage(tmp_path / "a.jpg").pixels(scale)
-    assert whole.shape == (-(-300 // scale), -(-400 // scale), 3)
-    bottom = max(1, int(whole.shape[0] * share))
-    part = EncodedImage(tmp_path / "a.jpg").pixels(scale, bottom_px=bottom)
-    assert np.array_equal(part[:bottom], whole[:bottom])
-
-
 @pytest.mark.parametrize("head", [b"", b"\xff\xe1\x00\x08Exif\x00\x00"], ids=["plain", "exif"])
 @pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411"])
-@pytest.mark.parametrize("scale", [1, 2, 4, 8])
-def test_any_upper_part_has_the_same_bits_however_colors_are_stored(
-    tmp_path: Path, scale: int, subsampling: str, head: bytes
-) -> None:
+def test_decoding_gives_pillows_bits_however_colors_are_stored(tmp_path: Path, subsampling: str, head: bytes) -> None:
     noise = np.random.default_rng(3).integers(0, 256, (99, 60, 3), dtype=np.uint8)
     content = simplejpeg.encode_jpeg(noise, quality=95, colorsubsampling=subsampling)
     (tmp_path / "a.jpg").write_bytes(content[:2] + head + content[2:])
-    whole = EncodedImage(tmp_path / "a.jpg").pixels(scale)
-    for bottom in range(1, len(whole) + 1):
-        part = EncodedImage(tmp_path / "a.jpg").pixels(scale, bottom_px=bottom)
-        assert np.array_equal(part[:bottom], whole[:bottom]), bottom
+    assert np.array_equal(read_rgb(tmp_path / "a.jpg"), np.asarray(Image.open(tmp_path / "a.jpg")))
 
 
-def test_black_rows_are_not_taken_for_rows_that_are_missing(tmp_path: Path) -> None:
-    pixels = np.zeros((256, 256, 3), np.uint8)
-    pixels[40:60] = 200
-    Image.fromarray(pixels).save(tmp_path / "a.jpg")
-    whole = EncodedImage(tmp_path / "a.jpg").pixels(2)
-    assert np.array_equal(EncodedImage(tmp_path / "a.jpg").pixels(2, bottom_px=64)[:64], whole[:64])
-
-
-@pytest.mark.parametrize("options", [{}, {"exif": Image.Exif().tobytes()}, {"subsampling": 0}])
-def test_the_lower_part_of_a_file_is_not_decoded_where_it_is_not_needed(
-    tmp_path: Path, options: dict[str, object]
-) -> None:
-    photo(tmp_path / "a.jpg", 800, 600, **options)
-    content = bytearray((tmp_path / "a.jpg").read_bytes())
-    before = EncodedImage(tmp_path / "a.jpg").pixels(2)
-    start = len(content) * 3 // 4
-    content[start:-100] = b"\x55" * (len(content) - 100 - start)
-    (tmp_path / "a.jpg").write_bytes(bytes(content))
-    with pytest.raises(DataError, match="is damaged"):
-        EncodedImage(tmp_path / "a.jpg").pixels(2)
-    part = EncodedImage(tmp_path / "a.jpg").pixels(2, bottom_px=100)
-    assert part.shape[0] < 150
-    assert np.array_equal(part[:100], before[:100])
+@pytest.mark.parametrize("scale", [1, 2, 4, 8])
+def test_a_scale_divides_the_sides(tmp_path: Path, scale: int) -> None:
+    photo(tmp_path / "a.jpg", 333, 217)
+    assert EncodedImage(tmp_path / "a.jpg").pixels(scale).shape == (-(-217 // scale), -(-333 // scale), 3)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
@@ -167,7 +131,7 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path, share: float, name: st
     photo(path, 200, 150, **options)
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * share)])
-    for ask in ({}, {"scale": 2, "bottom_px": 5}, {"bottom_px": 5}):
+    for ask in ({}, {"scale": 2}):
         with pytest.raises(DataError, match=name):
             EncodedImage(path).pixels(**ask)
 
@@ -210,21 +174,3 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(tmp_path: Path) ->
     for name in ("bomb.png", "bomb.jpg"):
         with pytest.raises(DataError, match=r"178,956,970 pixels"):
             EncodedImage(tmp_path / name)
-
-
-def test_only_a_plain_jpeg_is_read_without_a_closer_look() -> None:
-    def head(mode: str = "RGB", form: str = "JPEG", **options: object) -> JpegHead | None:
-        file = io.BytesIO()
-        scene().convert(mode).save(file, form, **options)
-        return JpegHead.find(file.getvalue())
-
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    for plain in (head(), head(progressive=True)):
-        assert plain is not None
-        assert plain.is_plain
-        assert plain.size == (96, 64)
-    for other in (head("L"), head("CMYK"), head(exif=exif)):
-        assert other is not None
-        assert not other.is_plain
-    assert head(form="PNG") is JpegHead.find(b"\xff\xd8\xff") is JpegHead.find(b"\xff\xd8" + b"\xff" * 50) is None

@@ -57,13 +57,6 @@ def test_a_jpeg_file_that_lost_data_is_refused(tmp_path: Path, kind: str, loss: 
     assert whole.any()
 
 
-def test_rows_above_lost_data_can_still_be_read(tmp_path: Path) -> None:
-    content = photo()
-    whole = decode_plain_jpeg(content)
-    damaged = LOSSES["closed by a tool"](content, len(content) * 2 // 3)
-    assert np.array_equal(EncodedImage("a.jpg", damaged).pixels(bottom_px=100)[:100], whole[:100])
-
-
 def test_padding_before_the_end_and_bytes_after_it_are_no_loss(tmp_path: Path) -> None:
     content = photo()
     whole = decode_plain_jpeg(content)

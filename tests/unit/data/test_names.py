@@ -14,7 +14,7 @@ def touch(root: Path, *names: str) -> None:
         (root / name).write_bytes(b"")
 
 
-def test_other_files_and_folders_of_the_system_are_counted_and_not_listed(tmp_path: Path) -> None:
+def test_other_files_are_counted_and_folders_of_the_system_are_not_listed(tmp_path: Path) -> None:
     touch(tmp_path, "a/1.jpg", "a/2.PNG", "a/3.HEIC", "a/4.heic", "a/5.avif", "a/Thumbs.db", "a/.DS_Store", "a/._1.jpg")
     touch(tmp_path, "a/@eaDir/1.jpg/SYNOPHOTO_THUMB_M.jpg", "a/deep/__MACOSX/x.png", "a/deep/6.jpg", "a/README")
     touch(tmp_path, "a/.ipynb_checkpoints/1-checkpoint.jpg", "a/deep/lost+found/text.txt")
@@ -22,7 +22,6 @@ def test_other_files_and_folders_of_the_system_are_counted_and_not_listed(tmp_pa
     assert sorted(walk(tmp_path, "a", counts)) == ["a/1.jpg", "a/2.PNG", "a/deep/6.jpg"]
     assert counts == {
         ".heic": 2, ".avif": 1, "._*": 1, "without an ending": 1,
-        "in @eaDir": 1, "in __MACOSX": 1, "in .ipynb_checkpoints": 1,
     }  # fmt: skip
     assert walk(tmp_path, "a") == walk(tmp_path, "a", Counter())
 

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from samebits.config.document import read
-from samebits.data.coco import Zip, read_coco
+from samebits.data.coco import read_coco
 from samebits.data.images import EncodedImage, read_rgb
 from samebits.data.names import first_outside
 from samebits.errors import ConfigError, DataError, SamebitsError
@@ -103,14 +103,6 @@ def test_gzip_is_unpacked_no_further_than_the_head_of_an_idx_file_promises(tmp_p
         (tmp_path / "a.gz").write_bytes(head + zeros)
         with pytest.raises(DataError, match=said):
             read_idx(tmp_path / "a.gz", num_dims=3)
-
-
-def test_a_member_of_a_zip_that_unpacks_to_very_much_is_refused(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a.jpg", "w") as file:
-        for _ in range(20):
-            file.write(bytes(1 << 24))
-    with pytest.raises(DataError, match="too many for an image"):
-        Zip(tmp_path / "a.zip").read("a.jpg")
 
 
 def test_yaml_whose_aliases_stand_for_very_much_is_refused(tmp_path: Path) -> None:

@@ -21,10 +21,11 @@ from tests.verify_trials.runs import alone, train, train_until, verified
 
 pytestmark = pytest.mark.usefixtures("torch_as_before", "honest")
 NAMES = sorted(REMOVED)
-OF_RECIPES = ("data.cache", "data.cache_gb", "decode.beam_width")
+OF_RECIPES = ("data.cache", "data.cache_gb", "data.encoding", "data.on_error", "decode.beam_width")
 OTHER: dict[str, object] = {
     "cluster.load_balancing": True, "compress": "bf16", "data.cache": "decoded", "data.cache_gb": 20.0,
-    "decode.beam_width": 8, "mode": "fast", "parallel": "fsdp", "report.peak_tflops": 312.0, "watch.recheck": "1/50",
+    "data.encoding": "gb18030", "data.on_error": "skip", "decode.beam_width": 8, "mode": "fast",
+    "parallel": "fsdp", "report.peak_tflops": 312.0, "watch.recheck": "1/50",
 }  # fmt: skip
 
 

@@ -188,7 +188,7 @@ def test_a_file_that_is_not_there_is_named_with_its_neighbor(shelf: Path) -> Non
     assert refused("mien.yaml").slots["fix"] == "Use mine.yaml."
     assert refused("nowhere/mine.yaml").slots["cause"] == "there is no folder nowhere either"
     (shelf / "folder.py").mkdir()
-    assert refused("folder.py").what == "folder.py is a folder"
+    assert refused("folder.py").what == "'folder.py' can't be read: Is a directory"
 
 
 def test_a_recipe_file_is_used_with_its_own_settings_and_neighbors(shelf: Path) -> None:

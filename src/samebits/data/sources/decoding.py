@@ -47,7 +47,7 @@ def encoded_content(value: object, name: str) -> bytes:
                 f"{name} has only the path of an image file",
                 given=value["path"][:200],
                 allowed="the content of the file",
-                fix="Write the dataset with save_to_disk, which stores the content; or set data.root to the images.",
+                fix="Write the dataset with to_parquet, which stores the content; or set data.root to the images.",
             )
     if not isinstance(content, bytes):
         raise DataError(

@@ -10,9 +10,8 @@ import operator
 import os
 import re
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from os import PathLike
 from pathlib import Path
@@ -23,25 +22,21 @@ from samebits.plain_file import open_plain
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
-MAX_OPEN = 64  # files of one dataset that are open at the same time in a process
+MAX_OPEN = 64  # files that are open at the same time in a process
 _MAX_FILES = 1_000_000
 _REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|pipe:|-$")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
-@dataclass(frozen=True)
-class Stamp:
-    """What identifies the content of a file without reading it."""
+#: Size in bytes and time of the last change in nanoseconds: the content of a file, without reading it.
+Stamp = tuple[int, int]
 
-    size: int  #: Size in bytes.
-    mtime_ns: int  #: Time of the last change, in nanoseconds.
 
-    @classmethod
-    def of(cls, descriptor: int) -> "Stamp":
-        """Return the stamp of an open file."""
-        status = os.fstat(descriptor)
-        return cls(status.st_size, status.st_mtime_ns)
+def stamp_of(descriptor: int) -> Stamp:
+    """Return the stamp of an open file."""
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
 
 
 def find_files(given: Paths, suffix: str) -> list[str]:
@@ -154,63 +149,49 @@ def open_regular(path: str) -> int:
         ) from error
 
 
-class OpenFiles:
-    """Reads parts of files. The files most recently used stay open."""
+def read_part(path: str, stamp: Stamp, offset: int, length: int) -> bytes:
+    """Return `length` bytes of a file. The files most recently used stay open.
 
-    def __init__(self, paths: Sequence[str], stamps: Sequence[Stamp]) -> None:
-        self._paths = paths
-        self._stamps = stamps
-        self._descriptors: OrderedDict[int, int] = OrderedDict()
+    Raises:
+        DataError: The file has changed since it was indexed, or cannot be read.
+    """
+    file = _opened(path, stamp)
+    try:
+        content = os.pread(file.descriptor, length, offset)
+        # pread may return fewer bytes: Linux transfers at most 2 GiB per call.
+        while len(content) < length and (
+            more := os.pread(file.descriptor, length - len(content), offset + len(content))
+        ):
+            content += more
+    except OSError as error:
+        fix = "Check the disk, and start again with the same settings."
+        raise cannot_read(
+            DataError, path, error, fix, where=f"{length:,} bytes at {offset:,}"
+        ) from error
+    if len(content) < length:
+        raise changed(path)
+    return content
 
-    def read(self, number: int, offset: int, length: int) -> bytes:
-        """Return `length` bytes of a file.
 
-        Raises:
-            DataError: The file has changed since it was indexed, or cannot be read.
-        """
-        path = self._paths[number]
-        try:
-            content = os.pread(self._descriptor(number), length, offset)
-            # pread may return fewer bytes: Linux transfers at most 2 GiB per call.
-            while len(content) < length and (
-                more := os.pread(
-                    self._descriptor(number), length - len(content), offset + len(content)
-                )
-            ):
-                content += more
-        except OSError as error:
-            fix = "Check the disk, and start again with the same settings."
-            raise cannot_read(
-                DataError, path, error, fix, where=f"{length:,} bytes at {offset:,}"
-            ) from error
-        if len(content) < length:
-            raise changed(path)
-        return content
+class _OpenFile:
+    """A descriptor, which is closed with its last user."""
 
-    def _descriptor(self, number: int) -> int:
-        descriptor = self._descriptors.get(number)
-        if descriptor is None:
-            descriptor = open_regular(self._paths[number])
-            # Each time that it is opened: it may have been replaced since the index was made.
-            if Stamp.of(descriptor) != self._stamps[number]:
-                os.close(descriptor)
-                raise changed(self._paths[number])
-            self._descriptors[number] = descriptor
-            if len(self._descriptors) > MAX_OPEN:
-                os.close(self._descriptors.popitem(last=False)[1])
-        else:
-            self._descriptors.move_to_end(number)
-        return descriptor
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
 
     def __del__(
         self, close: Callable[[int], None] = os.close
     ) -> None:  # the module may be gone when Python ends
-        for descriptor in self._descriptors.values():
-            close(descriptor)
+        close(self.descriptor)
 
-    def __getstate__(self) -> dict[str, object]:
-        # a started process opens the files again
-        return {**self.__dict__, "_descriptors": OrderedDict()}
+
+@lru_cache(maxsize=MAX_OPEN)
+def _opened(path: str, stamp: Stamp) -> _OpenFile:
+    file = _OpenFile(open_regular(path))
+    # Each time that it is opened: it may have been replaced since the index was made.
+    if stamp_of(file.descriptor) != stamp:
+        raise changed(path)
+    return file
 
 
 def located(ends: Sequence[int], index: SupportsIndex) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from samebits.data.sources.local_files import (
     find_files,
     located,
     open_regular,
+    stamp_of,
 )
 from samebits.errors import ConfigError, DataError
 
@@ -30,7 +31,6 @@ LOGGER = logging.getLogger("samebits")
 MAX_ROW_GROUP_BYTES = 1 << 30  # decoded
 _SMALL_GROUP_BYTES = 1 << 26
 _MAX_RATIO = 100
-_MAX_OPEN = 16  # files of one dataset that are open at the same time in a process; each keeps its footer in memory
 _LARGE_BYTES = 1 << 25  # of a row group: decoding it takes tens of milliseconds
 _MAX_BATCH_ROWS = 4096
 _AGAIN = "Copy or download the file again, or write it again."
@@ -91,15 +91,13 @@ class ParquetRows:
         for number, path in enumerate(self.files):
             file, stamp = _open(path)
             self._stamps.append(stamp)
-            with _reading(path), file:
+            with reading(path), file:
                 self._check_columns(path, file)
                 self._groups += _row_groups(path, number, file.metadata)
         self._ends = list(accumulate(group.num_rows for group in self._groups))
         if not self._ends:
             raise DataError(f"{self.files[0]} has no rows", fix="Name files with rows.")
-        self._open_files: OrderedDict[int, pyarrow.parquet.ParquetFile] = OrderedDict()
         self._cached: OrderedDict[int, pyarrow.Table] = OrderedDict()
-        self._process = os.getpid()
         self._advise()
 
     def __len__(self) -> int:
@@ -107,7 +105,7 @@ class ParquetRows:
 
     def __getitem__(self, index: int) -> Any:
         number, row = located(self._ends, index)
-        with _reading(self.files[self._groups[number].file]):
+        with reading(self.files[self._groups[number].file]):
             values: dict[str, Any] = self._table(number).slice(row, 1).to_pylist()[0]
         for name, function in self._decode.items():
             if name in values:
@@ -118,8 +116,8 @@ class ParquetRows:
         return item if self._transform is None else self._transform(item)
 
     def __getstate__(self) -> dict[str, object]:
-        # A started process opens the files again.
-        return {**self.__dict__, "_open_files": OrderedDict(), "_cached": OrderedDict()}
+        # A started process decodes row groups of its own.
+        return {**self.__dict__, "_cached": OrderedDict()}
 
     def _check_columns(self, path: str, file: pyarrow.parquet.ParquetFile) -> None:
         names = file.schema_arrow.names
@@ -160,18 +158,24 @@ class ParquetRows:
         import pyarrow
 
         path = self.files[group.file]
-        file = self._file(group.file)
+        # Opened for each row group: reading the footer takes little beside decoding it.
+        file, stamp = _open(path)
+        if stamp != self._stamps[group.file]:
+            raise changed(path)
         # A value is at most as large as its column. With so few rows a batch stays within the limit, even if a small
         # file repeats a long value in each row.
         num_rows = max(1, min(_MAX_BATCH_ROWS, MAX_ROW_GROUP_BYTES // max(1, group.num_bytes)))
         batches = []
         num_bytes = 0
         # No threads: pyarrow's pool does not survive the fork of a DataLoader worker.
-        for batch in file.iter_batches(num_rows, [group.number], self._columns, use_threads=False):
-            batches.append(batch)
-            num_bytes += batch.nbytes
-            if num_bytes > MAX_ROW_GROUP_BYTES:
-                raise _too_large(path, group.number, "more than its footer claims")
+        with file:
+            for batch in file.iter_batches(
+                num_rows, [group.number], self._columns, use_threads=False
+            ):
+                batches.append(batch)
+                num_bytes += batch.nbytes
+                if num_bytes > MAX_ROW_GROUP_BYTES:
+                    raise _too_large(path, group.number, "more than its footer claims")
         table = pyarrow.Table.from_batches(batches)
         if table.num_rows != group.num_rows:
             raise DataError(
@@ -182,21 +186,6 @@ class ParquetRows:
                 fix=_AGAIN,
             )
         return table
-
-    def _file(self, number: int) -> pyarrow.parquet.ParquetFile:
-        """Return an open file. A forked process opens its own, since the position in a file is shared."""
-        if self._process != os.getpid():
-            self._process = os.getpid()
-            self._open_files = OrderedDict()
-        if number not in self._open_files:
-            self._open_files[number], stamp = _open(self.files[number])
-            if stamp != self._stamps[number]:
-                del self._open_files[number]
-                raise changed(self.files[number])
-            if len(self._open_files) > _MAX_OPEN:
-                self._open_files.popitem(last=False)[1].close()
-        self._open_files.move_to_end(number)
-        return self._open_files[number]
 
 
 def require_pyarrow() -> None:
@@ -215,9 +204,9 @@ def _open(path: str) -> tuple[pyarrow.parquet.ParquetFile, Stamp]:
 
     # For the checks and the stamp alone: pyarrow opens the path itself.
     descriptor = open_regular(path)
-    stamp = Stamp.of(descriptor)
+    stamp = stamp_of(descriptor)
     os.close(descriptor)
-    with _reading(path):
+    with reading(path):
         # pre_buffer reads ahead in threads, which a forked process lacks.
         return pyarrow.parquet.ParquetFile(path, pre_buffer=False), stamp
 
@@ -264,7 +253,7 @@ def _too_large(path: str, number: int, given: str) -> DataError:
 
 
 @contextmanager
-def _reading(path: str) -> Iterator[None]:
+def reading(path: str) -> Iterator[None]:
     """Convert the errors of the library to errors for the user."""
     import pyarrow
 

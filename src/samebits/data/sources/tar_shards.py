@@ -3,13 +3,12 @@
 import contextlib
 import hashlib
 import io
-import json
 import logging
 import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate
 from os import PathLike
 from pathlib import Path
@@ -17,22 +16,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import safetensors.numpy
 
 from samebits.data.images import MAX_FILE_BYTES
 from samebits.data.keyed import IntArray
 from samebits.data.sources.decoding import Decoder, decode_member
 from samebits.data.sources.local_files import (
-    OpenFiles,
     Paths,
-    Stamp,
     changed,
     find_files,
     located,
     open_regular,
+    read_part,
+    stamp_of,
 )
 from samebits.errors import DataError, SamebitsError
-from samebits.plain_file import read_plain
+from samebits.plain_file import open_plain
 from samebits.scratch import check_own_folder, locked, partial_path, sweep_partials
 
 # Positions of the files in a tar archive, read from its headers by Python's `tarfile`. Nothing is extracted.
@@ -150,15 +148,13 @@ def _clean(path: str, name: str) -> str:
 
 
 def _not_a_file(path: str, name: str, info: tarfile.TarInfo) -> DataError:
-    if info.issym() or info.islnk():
-        fix = "Write the shard again with tar --dereference --hard-dereference."
-        return DataError(f"{path} has a link in place of a file", where=name, fix=fix)
     what = "a sparse file" if info.issparse() else f"an entry of type {info.type!r}"
+    fix = "Write the shard again without it."
+    if info.issym() or info.islnk():
+        what = "a link"
+        fix = "Write the shard again with tar --dereference --hard-dereference."
     return DataError(
-        f"{path} has {what}",
-        where=name,
-        allowed="plain files",
-        fix="Write the shard again without it.",
+        f"{path} has {what} in place of a file", where=name, allowed="plain files", fix=fix
     )
 
 
@@ -197,14 +193,14 @@ META = re.compile(r"__[^/]*__")
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """The samples of a shard."""
+    """The samples of a shard, as arrays."""
 
-    stamp: Stamp  #: Size and modification time of the shard.
+    stamp: IntArray  #: (2,) size and modification time of the shard.
     starts: IntArray  #: (S + 1,) first file of each sample, in the arrays below; the last value is their length.
     offsets: IntArray  #: (M,) position of each file's content in the shard.
     sizes: IntArray  #: (M,) size of each file in bytes.
     codes: IntArray  #: (M,) extension of each file, as a position in `extensions`.
-    extensions: tuple[str, ...]  #: The extensions, in lower case.
+    extensions: npt.NDArray[np.str_]  #: The extensions, in lower case.
     key_ends: IntArray  #: (S,) end of each sample's key in `key_bytes`.
     key_bytes: npt.NDArray[np.uint8]  #: (K,) bytes of all keys.
 
@@ -224,22 +220,13 @@ class ShardIndex:
 
     def files(self, sample: int) -> dict[str, tuple[int, int]]:
         """Return offset and size of each file of a sample, by extension."""
-        first = int(self.starts[sample])
-        last = int(self.starts[sample + 1])
-        places = zip(
-            self.offsets[first:last].tolist(), self.sizes[first:last].tolist(), strict=True
-        )
-        return dict(
-            zip(
-                (self.extensions[code] for code in self.codes[first:last].tolist()),
-                places,
-                strict=True,
-            )
-        )
+        part = slice(int(self.starts[sample]), int(self.starts[sample + 1]))
+        places = zip(self.offsets[part].tolist(), self.sizes[part].tolist(), strict=True)
+        return dict(zip(self.extensions[self.codes[part]].tolist(), places, strict=True))
 
     def first_without(self, alternatives: tuple[str, ...]) -> int | None:
         """Return the first sample that has a file with none of some extensions; None if there is no such sample."""
-        wanted = [code for code, name in enumerate(self.extensions) if name in alternatives]
+        wanted = np.flatnonzero(np.isin(self.extensions, alternatives))
         # For a sample without files reduceat would take a file of the next one, but each sample has at least one.
         has_one = np.logical_or.reduceat(np.isin(self.codes, wanted), self.starts[:-1])
         missing = np.flatnonzero(~has_one)
@@ -254,10 +241,10 @@ def build_index(path: str) -> ShardIndex:
     """
     descriptor = open_regular(path)
     try:
-        stamp = Stamp.of(descriptor)
+        stamp = stamp_of(descriptor)
         samples, num_nameless, extensions = _collect(path, descriptor)
         # The shard may have been written to while its headers were read.
-        if Stamp.of(descriptor) != stamp:
+        if stamp_of(descriptor) != stamp:
             raise changed(path)
     finally:
         os.close(descriptor)
@@ -275,12 +262,12 @@ def build_index(path: str) -> ShardIndex:
     files = [place for sample in samples.values() for place in sample.items()]
     keys = [key.encode("utf-8", "surrogateescape") for key in samples]
     return ShardIndex(
-        stamp,
+        np.array(stamp),
         np.cumsum([0, *(len(sample) for sample in samples.values())], dtype=np.int64),
         np.array([offset for _, (offset, _) in files], np.int64),
         np.array([size for _, (_, size) in files], np.int64),
         np.array([code for code, _ in files], np.int64),
-        tuple(extensions),
+        np.array(list(extensions)),
         np.cumsum([len(key) for key in keys], dtype=np.int64),
         np.frombuffer(b"".join(keys), np.uint8),
     )
@@ -328,9 +315,7 @@ def _collect(
 # time.
 
 
-_VERSION = "1"
-_MAX_INDEX_BYTES = 1 << 30
-_DIGEST_BYTES = 16
+_VERSION = "2"
 
 
 class IndexCache:
@@ -373,12 +358,9 @@ class IndexCache:
         if self._folder is None:
             return build_index(path)
         name = hashlib.blake2b(os.fsencode(os.path.abspath(path)), digest_size=16).hexdigest()
-        file = self._folder / f"{name}.safetensors"
-        found = _load(file, path)
-        if found is not None:
-            return found
+        file = self._folder / f"{name}-{_VERSION}.npz"
+        # Looked for under the lock: another process may be making it.
         with locked(self._folder / "lock"):
-            # Looked for again under the lock: another process may have made it meanwhile.
             found = _load(file, path)
             if found is None:
                 found = build_index(path)
@@ -386,23 +368,12 @@ class IndexCache:
         return found
 
 
-def _description(path: str, stamp: Stamp) -> dict[str, Any]:
-    return {"version": _VERSION, "path": os.path.abspath(path), **asdict(stamp)}
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
-
-
 def _save(file: Path, path: str, index: ShardIndex) -> None:
-    arrays = {name: value for name, value in vars(index).items() if isinstance(value, np.ndarray)}
-    about = {**_description(path, index.stamp), "extensions": index.extensions}
-    content = safetensors.numpy.save(arrays, {"index": json.dumps(about)})
     partial = partial_path(file)
     try:
         with partial.open("xb") as stream:
-            # The digest replaces an fsync: an index that a crash has damaged is made again.
-            stream.write(content + _digest(content))
+            # The checksums of zip files replace an fsync: an index that a crash has damaged is made again.
+            np.savez(stream, **vars(index))
         partial.replace(file)
     except OSError as error:
         LOGGER.warning("the index of %s is not kept: %s", path, error.strerror or error)
@@ -413,21 +384,14 @@ def _save(file: Path, path: str, index: ShardIndex) -> None:
 def _load(file: Path, path: str) -> ShardIndex | None:
     """Return the stored index of a shard; None if there is none for its present size and modification time."""
     try:
-        content = read_plain(file, _MAX_INDEX_BYTES)
+        with open_plain(file) as stream, np.load(stream, allow_pickle=False) as arrays:
+            index = ShardIndex(**arrays)
         shard = os.stat(path)
-    except OSError:
+    except (
+        Exception
+    ):  # there is none, or it is damaged, of which numpy and zipfile raise many types
         return None
-    content, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
-    if _digest(content) != digest:
-        return None  # the machine crashed while the file was written
-    # The metadata is in the header, which safetensors' reader for NumPy leaves out.
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    about = json.loads(header["__metadata__"]["index"])
-    extensions = tuple(about.pop("extensions"))
-    stamp = Stamp(shard.st_size, shard.st_mtime_ns)
-    if about != _description(path, stamp):
-        return None
-    return ShardIndex(stamp=stamp, extensions=extensions, **safetensors.numpy.load(content))
+    return index if index.stamp.tolist() == [shard.st_size, shard.st_mtime_ns] else None
 
 
 class TarShards:
@@ -478,7 +442,6 @@ class TarShards:
         cache = IndexCache(None if index_dir is None else Path(index_dir))
         self._indexes = [cache.index(path) for path in self.files]
         self._ends = list(accumulate(index.num_samples for index in self._indexes))
-        self._open_files = OpenFiles(self.files, [index.stamp for index in self._indexes])
         for path, index in zip(self.files, self._indexes, strict=True):
             for alternatives in self._columns or ():
                 _check_column(path, index, alternatives)
@@ -514,7 +477,8 @@ class TarShards:
                 allowed=f"up to {MAX_FILE_BYTES:,}",
                 fix="Split the file, or leave the sample out of the shard.",
             )
-        return self._open_files.read(shard, offset, size)
+        size_bytes, mtime_ns = self._indexes[shard].stamp.tolist()
+        return read_part(self.files[shard], (size_bytes, mtime_ns), offset, size)
 
 
 def _check_column(path: str, index: ShardIndex, alternatives: tuple[str, ...]) -> None:

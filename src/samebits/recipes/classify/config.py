@@ -26,8 +26,8 @@ class DataConfig(VisionData):
 
     root: Path | None = Field(
         default=None,
-        description="Folder with one subfolder of images per class; a CSV file of path,label; tar shards, Parquet "
-        "files or a Hugging Face dataset on disk. Without data.eval, data.val_fraction of each class is the "
+        description="Folder with one subfolder of images per class; a CSV file of path,label; tar shards or "
+        "Parquet files. Without data.eval, data.val_fraction of each class is the "
         "validation split.",
     )
     eval_sets: dict[str, Path] = Field(
@@ -40,13 +40,17 @@ class DataConfig(VisionData):
     )
     columns: tuple[str, str] | None = Field(
         default=None,
-        description="Columns of image and class in Parquet files and Hugging Face datasets; extensions in tar shards. "
+        description="Columns of image and class in Parquet files; extensions in tar shards. "
         "null: the usual names, such as image and label, or jpg and cls.",
     )
     classes: tuple[str, ...] | None = Field(
         default=None,
         description="Classes, in the order of the model's outputs. null: all, sorted by name, but by value if all are "
         "whole numbers in a CSV file or rows.",
+    )
+    on_error: Literal["stop", "skip"] = Field(
+        default="stop",
+        description="Unreadable images. stop: end the run; skip: read all images before training and leave these out.",
     )
     size_px: int = Field(
         default=224, ge=8, le=4096, description="Side of the model's square input, in pixels."
@@ -156,7 +160,7 @@ class ModelConfig(NetworkConfig):
     drop_path: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0,
         description="Stochastic depth: probability that a sample skips the last residual block; earlier blocks are "
-        "skipped less often, in proportion.",
+        "skipped less often, in proportion. For networks of timm, and those of torchvision that have it.",
     )
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
@@ -161,7 +160,6 @@ class ImageFiles(Samples):
         self._augmentation: Augmentation | None = None
         if train and augment is not None and augment.is_on:
             self._augmentation = Augmentation(augment, len(classes))
-        self._intact: set[int] = set()
         self._size_px = (config.train_px or config.size_px) if train else config.size_px
         self._normalize = Normalize(config, self._size_px)
 
@@ -212,12 +210,7 @@ class ImageFiles(Samples):
         box = boxes.box(row, encoded.size)
         shorter_px = min(box.width, box.height)
         scale = _scale(encoded, self._config, shorter_px, self._size_px, _TRAIN_MARGIN)
-        box = box.at(scale)
-        # Lost data is found only if all rows are decoded, which takes longer: once for each image and process.
-        bottom_px = box.top + box.height if index in self._intact else None
-        pixels = encoded.pixels(scale, bottom_px=bottom_px)
-        self._intact.add(index)
-        return pixels, box
+        return encoded.pixels(scale), box.at(scale)
 
 
 class Normalize:
@@ -235,20 +228,9 @@ class Normalize:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Normalize (N, S, S, 3) bytes to (N, 3, S, S) float32 in channels-last memory format."""
-        if self._factor.device != images.device:
-            self._factor, self._offset = (
-                self._factor.to(images.device),
-                self._offset.to(images.device),
-            )
-        rows = images.flatten(2)
-        if images.device.type != "cpu":
-            values = torch.addcmul(self._offset, rows.float(), self._factor)
-        else:
-            # Allocated by numpy, which requests huge pages. torch does not, and a batch then needs thousands of pages.
-            values = torch.from_numpy(np.empty(rows.shape, dtype=np.float32))
-            # One image at a time, which stays in the CPU cache for both passes. A whole batch does not.
-            for image, value in zip(rows, values, strict=True):
-                torch.addcmul(self._offset, value.copy_(image), self._factor, out=value)
+        factor = self._factor.to(images.device)
+        offset = self._offset.to(images.device)
+        values = torch.addcmul(offset, images.flatten(2).float(), factor)
         return values.view(images.shape).permute(0, 3, 1, 2)
 
 

@@ -95,15 +95,15 @@ class FileSet:
         if name is not None:
             raise outside(name, self.folder, where=None, fix=_FIX)
         paths = [self.folder / name for name in names]
-        missing = next((path for path in paths if not os.path.exists(path)), None)
-        if missing is not None:
-            raise DataError(
-                f"the image {missing} is missing",
-                cause=f"it is a link to {os.readlink(missing)}"
-                if missing.is_symlink()
-                else "it was deleted after the start of the run, or the dataset was moved",
-                fix="Restore it, or set data.root to the folder of the images.",
-            )
+        for path in paths:
+            if not os.path.exists(path):
+                raise DataError(
+                    f"the image {path} is missing",
+                    cause=f"it is a link to {os.readlink(path)}"
+                    if path.is_symlink()
+                    else "it was deleted after the start of the run, or the dataset was moved",
+                    fix="Restore it, or set data.root to the folder of the images.",
+                )
         return paths
 
     def encoded(self, name: str) -> EncodedImage:
@@ -413,8 +413,8 @@ def _select(files: Files, classes: Sequence[str] | None, path: Path) -> Files:
 def _one_class_fix(path: Path, only: tuple[str, Sequence[str]]) -> str:
     """Return the fix for a single class: often an archive has wrapped its class folders in another folder."""
     name, found = only
-    below = re.compile(rf"{re.escape(name)}/([^/]+)/")
-    folders = sorted({match[1] for file in found if (match := below.match(file))})
+    parts = [file.removeprefix(f"{name}/").split("/") for file in found]
+    folders = sorted({first for first, *rest in parts if rest})
     if len(folders) < 2:
         return "Add images of another class."
     return (

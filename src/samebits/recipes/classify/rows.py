@@ -1,6 +1,4 @@
-"""Images of a dataset in the order of their names: files in class folders, tar shards, Parquet files, and Hugging
-Face datasets on disk.
-"""
+"""Images of a dataset in the order of their names: files in class folders, tar shards and Parquet files."""
 
 import os
 import re
@@ -9,13 +7,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from samebits.data.images import EncodedImage
 from samebits.data.names import (
     ENDINGS,
     check_names,
-    count_left_out,
     is_image,
     is_of_system,
     left_out_row,
@@ -23,12 +20,11 @@ from samebits.data.names import (
 )
 from samebits.data.sources.decoding import encoded_content
 from samebits.data.sources.local_files import find_files, open_regular
-from samebits.data.sources.parquet_rows import ParquetRows, require_pyarrow
+from samebits.data.sources.parquet_rows import ParquetRows, reading, require_pyarrow
 from samebits.data.sources.plain_text import is_invisible
 from samebits.data.sources.tar_shards import TarShards
 from samebits.errors import ConfigError, DataError, cannot_read
 from samebits.plain_file import MAX_MEMORY_BYTES, parse_json
-from samebits.recipes.listing import some
 
 # List the image files in a class folder and its subfolders, by their names.
 
@@ -51,13 +47,17 @@ Files = dict[str, list[str]]
 _DATASETS = ("state.json", "dataset_dict.json")
 
 
-def kind_of(path: Path) -> Literal["tar", "parquet", "datasets"] | None:
+def kind_of(path: Path) -> Literal["tar", "parquet"] | None:
     """Return in which form a path has rows instead of image files; None if it has none.
 
     Tar shards and Parquet files are named by a file, a pattern such as `train-*.tar`, or a folder that has them.
+
+    Raises:
+        ConfigError: The folder is a Hugging Face dataset on disk.
     """
     path = path.expanduser()
-    for kind in ("tar", "parquet"):
+    kinds: tuple[Literal["tar"], Literal["parquet"]] = ("tar", "parquet")
+    for kind in kinds:
         if path.name.endswith((f".{kind}", f".{kind}}}")) and not path.is_dir():
             return kind
     try:
@@ -65,9 +65,13 @@ def kind_of(path: Path) -> Literal["tar", "parquet", "datasets"] | None:
     except OSError:
         return None
     if any(name in names for name in _DATASETS):
-        return "datasets"
+        raise ConfigError(
+            f"{path} is a Hugging Face dataset in the form of save_to_disk, which is not read",
+            fix="Write it, or each of its splits, as Parquet, and set data.root, or data.train and data.eval:\n"
+            f'  datasets.load_from_disk("{path}").to_parquet("train.parquet")',
+        )
     endings = {name.rpartition(".")[2] for name in names if name[0] != "."}
-    return "tar" if "tar" in endings else "parquet" if "parquet" in endings else None
+    return next((kind for kind in kinds if kind in endings), None)
 
 
 def list_folder(
@@ -92,7 +96,6 @@ def list_folder(
     try:
         folders = [entry.name for entry in os.scandir(root) if entry.is_dir()]
         names = sorted(name for name in folders if not is_of_system(name))
-        count_left_out(root, folders, (), left_out)
     except OSError as error:
         fix = f"Set {setting} to a readable folder."
         raise cannot_read(
@@ -172,25 +175,6 @@ def in_order(names: Collection[str]) -> list[str]:
     return sorted(names, key=int) if all(map(is_number, names)) else sorted(names)
 
 
-def order_row(classes: Sequence[str]) -> str:
-    """Describe the order of numbered classes of a model, for the head of a run; empty if there is only one order."""
-    numbers = [name for name in classes if is_number(name)]
-    if numbers and len(numbers) < len(classes):
-        other = next(name for name in classes if not is_number(name))
-        num_names = len(classes) - len(numbers)
-        return f"{len(numbers):,} whole numbers, such as {numbers[0]}, and {num_names:,} names, such as {other}"
-    by_name = sorted(classes)
-    by_value = sorted(numbers, key=int)
-    if not numbers or by_name == by_value or list(classes) not in (by_name, by_value):
-        return ""
-    way = (
-        "sorted as text, as by torchvision's ImageFolder"
-        if list(classes) == by_name
-        else "sorted by value"
-    )
-    return f"{some(classes, 12)} ({way}; data.classes sets another order)"
-
-
 def check_classes(path: Path, names: Collection[str]) -> None:
     """Refuse too many classes, names with invisible characters such as line breaks, and names that look the same.
 
@@ -232,7 +216,7 @@ def _split_settings(root: Path, names: Sequence[str]) -> str:
     return f"Set data.train={root / train} data.eval={root / validation}{classes}"
 
 
-# Images in rows, each with its class: tar shards, Parquet files, and Hugging Face datasets on disk.
+# Images in rows, each with its class: tar shards and Parquet files.
 #
 # A listing has the index of a row where that of a folder has the name of a file.
 
@@ -253,11 +237,11 @@ class ImageRows:
     """The rows of a dataset: an encoded image and a class each; see `FileSet`.
 
     Args:
-        path: Tar shards or Parquet files as a file, a folder or a pattern; or a folder that `save_to_disk` has written.
+        path: Tar shards or Parquet files as a file, a folder or a pattern.
         columns: Names of the columns of image and class; extensions in tar shards. None: the usual ones.
 
     Raises:
-        ConfigError: A package is not installed, or there are no such columns.
+        ConfigError: pyarrow is not installed, or there are no such columns.
         DataError: The files are missing or damaged.
     """
 
@@ -265,12 +249,22 @@ class ImageRows:
         self._path = path
         self.folder = path.expanduser().absolute()
         self._names: list[str] | None = None  # of integer classes, if the files have them
-        kind = kind_of(path)
-        if kind in ("tar", "parquet"):
-            _check_files(path, find_files(str(path), f".{kind}"))
-        self._images, self._labels, self._files = {
-            "tar": self._open_tar, "parquet": self._open_parquet, "datasets": self._open_datasets,
-        }[kind or "tar"](columns)  # fmt: skip
+        self._images: TarShards | ParquetRows
+        self._labels: TarShards | ParquetRows
+        if kind_of(path) == "tar":
+            _check_files(path, find_files(str(path), ".tar"))
+            image, label = columns or (";".join(_EXTENSIONS), ";".join(_LABEL_EXTENSIONS))
+            keep = dict.fromkeys([*image.lower().split(";"), *label.lower().split(";")], bytes)
+            self._images, self._labels = (
+                TarShards(str(path), (each,), decode=keep) for each in (image, label)
+            )
+        else:
+            files = find_files(str(path), ".parquet")
+            _check_files(path, files)
+            image, label = self._choose(files[0], columns)
+            self._images, self._labels = (
+                ParquetRows(str(path), (each,)) for each in (image, label)
+            )
 
     def list_by_class(self, setting: str, left_out: Counter[str], *, mixed: bool = False) -> Files:
         """See `FileSet.list_by_class`. Rows are in the order of the classes' numbers, or else of their names."""
@@ -301,15 +295,15 @@ class ImageRows:
 
     def files(self, names: Iterable[str]) -> list[Path]:
         """Return the paths of the files that hold the rows; see `FileSet`."""
-        return [Path(file) for file in self._files]
+        return [Path(file) for file in self._images.files]
 
     def encoded(self, name: str) -> EncodedImage:
         """Return the encoded image of a row; see `FileSet`."""
         shown = f"row {int(name):,} of {self._path}"
-        return EncodedImage(shown, encoded_content(self._images[int(name)], shown))
+        return EncodedImage(shown, encoded_content(self._images[int(name)][0], shown))
 
     def _class(self, index: int) -> str:
-        value = self._labels[index]
+        value = self._labels[index][0]
         if isinstance(value, bytes):
             with suppress(UnicodeDecodeError):  # bytes are refused below
                 value = value.decode("utf-8-sig")
@@ -327,72 +321,18 @@ class ImageRows:
             fix="Correct the row, or set data.columns to the columns of image and class.",
         )
 
-    def _open_tar(self, columns: Columns) -> tuple[Any, Any, list[str]]:
-        image, label = columns or (";".join(_EXTENSIONS), ";".join(_LABEL_EXTENSIONS))
-        keep = dict.fromkeys([*image.lower().split(";"), *label.lower().split(";")], bytes)
-        images, labels = (
-            TarShards(str(self._path), (each,), decode=keep) for each in (image, label)
-        )
-        return _Values(images, 0), _Values(labels, 0), images.files
-
-    def _open_parquet(self, columns: Columns) -> tuple[Any, Any, list[str]]:
+    def _choose(self, file: str, columns: Columns) -> tuple[str, str]:
+        """Return the names of a Parquet file's columns of image and class, and keep those of its classes."""
         require_pyarrow()
-        import pyarrow
         import pyarrow.parquet
 
-        first = find_files(str(self._path), ".parquet")[0]
-        try:
-            schema = pyarrow.parquet.read_schema(first)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(
-                f"{first} can't be read as Parquet",
-                cause=error,
-                fix="Copy or download the file again.",
-            ) from error
-        image, label = self._choose(schema.names, columns)
-        self._names = _names_in(schema.metadata or {}, label)
-        images, labels = (ParquetRows(str(self._path), (each,)) for each in (image, label))
-        return _Values(images, 0), _Values(labels, 0), images.files
-
-    def _open_datasets(self, columns: Columns) -> tuple[Any, Any, list[str]]:
-        try:
-            import datasets
-        except ImportError:
-            raise ConfigError(
-                f"{self._path} is a Hugging Face dataset, which requires the package datasets",
-                fix='Run pip install "samebits[datasets]".',
-            ) from None
-        try:
-            found = datasets.load_from_disk(str(self._path.expanduser()))
-        except Exception as error:  # of damaged files, the library raises many types
-            raise DataError(
-                f"{self._path} can't be read as a Hugging Face dataset",
-                cause=str(error) or type(error).__name__,
-                fix="Write it again with save_to_disk.",
-            ) from error
-        if not isinstance(found, datasets.DatasetDict):
-            # saved with it, a dataset returns tensors or arrays of any column
-            found = found.with_format(None)
-        else:
-            splits = list(found)
-            raise DataError(
-                f"{self._path} has splits, not rows",
-                given=", ".join(splits),
-                fix=f"Set data.train={self._path / splits[0]} data.eval={self._path / splits[-1]}",
-            )
-        image, label = self._choose(found.column_names, columns)
-        self._names = getattr(found.features[label], "names", None)
-        if isinstance(found.features[image], datasets.Image):
-            found = found.cast_column(image, datasets.Image(decode=False))
-        files = [entry["filename"] for entry in found.cache_files]
-        return _Values(found.select_columns([image]), image), list(found[label]), files
-
-    def _choose(self, names: Sequence[str], columns: Columns) -> tuple[str, str]:
-        """Return the names of the columns of image and class."""
-        chosen = columns or tuple(
+        with reading(file):
+            schema = pyarrow.parquet.read_schema(file)
+        names = schema.names
+        image, label = columns or (
             next((each for each in usual if each in names), "") for usual in (IMAGES, LABELS)
         )
-        for name, what in zip(chosen, ("images", "classes"), strict=True):
+        for name, what in ((image, "images"), (label, "classes")):
             if name not in names:
                 raise ConfigError(
                     f"{self._path} has no column {name}"
@@ -401,21 +341,8 @@ class ImageRows:
                     given=f"columns: {', '.join(names)}",
                     fix="Set data.columns=[IMAGE, CLASS] to two of these columns.",
                 )
-        return chosen[0], chosen[1]
-
-
-class _Values:
-    """A value of each sample of a dataset of tuples or dicts."""
-
-    def __init__(self, source: Any, key: int | str) -> None:
-        self._source = source
-        self._key = key
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._source[index][self._key]
+        self._names = _names_in(schema.metadata or {}, label)
+        return image, label
 
 
 def _check_files(path: Path, files: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ class DataConfig(Settings):
     )
     root: Path = Field(
         default=Path("~/.cache/samebits/mnist"),
-        description="Folder with the four IDX files of MNIST: plain, .gz or .xz.",
+        description="Folder with the four IDX files of MNIST: plain or .gz.",
     )
     download: bool = Field(
         default=True, description="Download MNIST into data.root if files are missing."

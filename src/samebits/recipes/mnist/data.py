@@ -5,7 +5,6 @@ Legend: N images, H and W their height and width.
 
 import gzip
 import io
-import lzma
 import math
 import struct
 import zlib
@@ -17,14 +16,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from samebits.data.fetch import Download, fetch
+from samebits.data.fetch import fetch
 from samebits.data.keyed import IntArray, KeyArray, uniform
 from samebits.data.samples import Batch, Samples
 from samebits.errors import DataError
 from samebits.recipes.listing import read_list
 from samebits.recipes.mnist.config import DataConfig
 
-# Read IDX files, the format of MNIST: plain, .gz or .xz.
+# Read IDX files, the format of MNIST: plain or .gz.
 #
 # A file starts with two zero bytes, one byte for the type of number (8: unsigned bytes, the only one here), one for the
 # number of dimensions, and the size of each dimension as 4 bytes, most significant first. Source: the format's
@@ -32,10 +31,9 @@ from samebits.recipes.mnist.config import DataConfig
 
 
 ByteArray = npt.NDArray[np.uint8]
-ENDINGS = ("", ".gz", ".xz")
+ENDINGS = ("", ".gz")
 # More than the largest published set of digits (EMNIST's, 188 MB). A megabyte of gzip can unpack to a gigabyte.
 MAX_BYTES = 1 << 28
-_XZ_MEMORY_BYTES = 1 << 28  # for the dictionary, whose size the file itself defines
 _AGAIN = "Delete the file and download it again."
 
 
@@ -58,8 +56,6 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
     expected = (
         f"an IDX file of unsigned bytes with {num_dims} dimension{'s' if num_dims > 1 else ''}"
     )
-    if not content:
-        raise DataError(f"{path} is empty", allowed=expected, fix=_AGAIN)
     magic = bytes((0, 0, 8, num_dims))
     if content[:4] != magic[: len(content)]:
         given = " ".join(f"{byte:02x}" for byte in content[:4])
@@ -72,11 +68,8 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
             fix="Rename the files." if is_swapped else _AGAIN,
         )
     if len(content) < head_bytes:
-        raise DataError(
-            f"{path} is truncated: {len(content)} bytes, but the header alone has {head_bytes}",
-            allowed=expected,
-            fix=_AGAIN,
-        )
+        short = f"truncated: {len(content)} bytes, but the header alone has {head_bytes}"
+        raise DataError(f"{path} is {short if content else 'empty'}", allowed=expected, fix=_AGAIN)
     shape = struct.unpack_from(f">{num_dims}I", content, 4)
     size = head_bytes + math.prod(shape)
     wanted = " x ".join(f"{length:,}" for length in shape)
@@ -90,14 +83,9 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
     # One byte more than the header declares is enough to detect a file that is too long.
     content = _unpacked(path, packed, size + 1)
     if len(content) != size:
-        is_short = len(content) < size
-        fault = (
-            f"is truncated: {len(content):,} bytes"
-            if is_short
-            else f"is too long: over {size:,} bytes"
-        )
+        short = f"truncated: {len(content):,} bytes"
         raise DataError(
-            f"{path} {fault}",
+            f"{path} is {short if len(content) < size else f'too long: over {size:,} bytes'}",
             allowed=f"{size:,} bytes, from the shape {wanted} in its header",
             fix=_AGAIN,
         )
@@ -109,13 +97,7 @@ def _unpacked(path: Path, packed: bytes, num_bytes: int) -> bytes:
     try:
         if path.suffix == ".gz" and packed:
             return gzip.GzipFile(fileobj=io.BytesIO(packed)).read(num_bytes)
-        if path.suffix == ".xz" and packed:
-            unpacker = lzma.LZMADecompressor(memlimit=_XZ_MEMORY_BYTES)
-            content = unpacker.decompress(packed, num_bytes)
-            if len(content) < num_bytes and not unpacker.eof:
-                raise EOFError("its end is missing")
-            return content
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(
             f"{path} can't be unpacked: {error}",
             given=f"{len(packed):,} bytes",
@@ -258,20 +240,19 @@ def read_mnist(config: DataConfig, *, train: bool) -> tuple[ByteArray, ByteArray
             where=f"{images_path}\n{labels_path}",
             fix="Take both files from one source.",
         )
-    again = "Delete the file and download it again."
     if len(images) == 0:
-        raise DataError(f"{images_path} contains no images", fix=again)
+        raise DataError(f"{images_path} contains no images", fix=_AGAIN)
     if images.shape[1:] != (28, 28):
         height, width = images.shape[1:]
         raise DataError(
-            f"{images_path} contains images of {width}x{height}", allowed="28x28", fix=again
+            f"{images_path} contains images of {width}x{height}", allowed="28x28", fix=_AGAIN
         )
     if labels.max() > 9:
         index = int(np.argmax(labels > 9))
         raise DataError(
             f"{labels_path} contains label {labels[index]} at index {index}",
             allowed="0 to 9",
-            fix=again,
+            fix=_AGAIN,
         )
     return images, labels
 
@@ -308,16 +289,14 @@ def _find(config: DataConfig, name: str) -> Path:
         raise DataError(
             f"{root} contains no {name}",
             given=f"data.root={config.root} and data.download=false",
-            allowed=f"{name}, {name}.gz or {name}.xz there or in {folders[1]}",
+            allowed=f"{name} or {name}.gz there or in {folders[1]}",
             fix="Set data.root to the folder with the four files of MNIST, or set data.download=true.",
         )
-    download = Download(
-        urls=tuple(f"{mirror}{name}.gz" for mirror in MIRRORS),
-        path=root / f"{name}.gz",
-        md5=MD5[name],
-    )
+    path = root / f"{name}.gz"
     fetch(
-        download,
+        [f"{mirror}{name}.gz" for mirror in MIRRORS],
+        path,
+        MD5[name],
         otherwise="Download the four IDX files of MNIST yourself and set data.root to their folder.",
     )
-    return download.path
+    return path

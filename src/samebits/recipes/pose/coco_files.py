@@ -10,7 +10,7 @@ from faster_coco_eval import COCO
 from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, create_model
 
 from samebits.data.coco import (
-    Folder,
+    FIX,
     Id,
     IsCrowd,
     Number,
@@ -19,11 +19,11 @@ from samebits.data.coco import (
     check_entries,
     check_region,
     draw_regions,
+    find_images,
     index_coco,
-    open_store,
+    read_annotated,
     read_coco,
     shown,
-    wrong,
 )
 from samebits.errors import DataError
 from samebits.recipes.pose.config import SPLITS, DataConfig
@@ -89,22 +89,22 @@ def read_annotations(path: Path, skeleton: Skeleton) -> COCO:
     category = _person(content["categories"], skeleton, path)
     ids = [each.get("id") for each in content["categories"] if isinstance(each, dict)]
     others = [each for each in ids if each not in (category, None)]
-    listed = content["annotations"]
-    places = [
-        i
-        for i, each in enumerate(listed)
-        if not (isinstance(each, dict) and each.get("category_id") in others)
-    ]
     known = {"image_id": {image["id"] for image in content["images"]}, "category_id": [category]}
-    chosen = [listed[place] for place in places]
     people = check_entries(
-        chosen, _person_model(skeleton), "annotations", path, places=places, known=known
+        content["annotations"],
+        _person_model(skeleton),
+        "annotations",
+        path,
+        known=known,
+        leave_out=others,
     )
-    without = [place for place, person in enumerate(people) if person["area"] is None]
+    without = [person for person in people if person["area"] is None]
     if without and len(without) < len(people):
-        place = f"{path}: annotations[{places[without[0]]}]"
-        raise wrong(
-            people[without[0]], "area", place, "a number of pixels, as in other annotations"
+        raise DataError(
+            f"annotation {without[0]['id']} has no area",
+            where=path,
+            allowed="a number of pixels, as in other annotations",
+            fix=FIX,
         )
     _check_places(people, {image["id"]: image for image in content["images"]}, path)
     return index_coco(
@@ -168,19 +168,13 @@ def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path
         LOGGER.warning(
             "%s: the category person does not name its keypoints, which are %s", path, order
         )
-    if joints is not None and not isinstance(joints, list):
+    elif joints != list(skeleton.joints):
+        others = [other.name for other in SKELETONS.values() if joints == list(other.joints)]
         raise DataError(
-            f"the joints in {path} are not a list",
+            f"{path} has other joints than {skeleton.name}",
             given=shown(joints),
             where=f"{path}: categories, keypoints of person",
-            fix="Correct the keypoints of the category person.",
-        )
-    if joints is not None and tuple(joints) != skeleton.joints:
-        others = [other.name for other in SKELETONS.values() if tuple(joints) == other.joints]
-        raise DataError(
-            f"{path} has other joints than {skeleton.name}: {len(joints)} of them",
-            where=f"{path}: categories, keypoints of person",
-            allowed=f"{skeleton.num_joints}: {skeleton.joints[0]} to {skeleton.joints[-1]}",
+            allowed=f"a list of {skeleton.num_joints}: {skeleton.joints[0]} to {skeleton.joints[-1]}",
             fix=f"Set data.name={others[0]}."
             if others
             else "Use an annotation file of the dataset data.name.",
@@ -194,8 +188,8 @@ ANNOTATIONS = {
     "crowdpose": ("json/crowdpose_{}.json", "annotations/crowdpose_{}.json", "crowdpose_{}.json"),
 }
 IMAGE_FOLDERS = {
-    "coco": ("images/{}", "{}", "images/{}.zip", "{}.zip"),
-    "crowdpose": ("images", "images.zip"),
+    "coco": ("images/{}", "{}"),
+    "crowdpose": ("images",),
 }
 
 
@@ -203,7 +197,7 @@ class _Image(NamedTuple):
     """An image of a split."""
 
     coco: COCO  # the annotation file
-    store: Folder  # the folder or zip file
+    folder: Path
     entry: dict[str, Any]
 
 
@@ -224,25 +218,18 @@ class AnnotatedImages:
 
     @property
     def files(self) -> list[str]:
-        """Paths of the images, or of the archives that hold them."""
-        # A dict, since an archive holds many of them.
-        return list(
-            dict.fromkeys(
-                file
-                for _, store, image in self._images
-                for file in store.files([image["file_name"]])
-            )
-        )
+        """Paths of the images."""
+        return [f"{folder}/{image['file_name']}" for _, folder, image in self._images]
 
     def example(self, index: int, key: int) -> Example:
         """Read an image."""
-        coco, store, image = self._images[index]
+        coco, folder, image = self._images[index]
         people = coco.imgToAnns.get(image["id"], [])
         hidden = [person for person in people if is_hidden(person)] if self._with_masks else []
         shown = [person for person in people if not person["iscrowd"] or person["num_keypoints"]]
         joints = np.array([person["keypoints"] for person in shown], np.float64)
         return Example(
-            rgb=store.pixels(image["file_name"], (image["width"], image["height"])),
+            rgb=read_annotated(folder / image["file_name"], (image["width"], image["height"])),
             joints=joints.reshape(-1, self._num_joints, 3),
             # 0 becomes 255, and 1, in crowds and on people without keypoints, becomes 0.
             mask=draw_regions(coco, hidden, image["id"]) - np.uint8(1) if hidden else None,
@@ -298,12 +285,10 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages:
             config.root.expanduser() / form.format(name) for form in IMAGE_FOLDERS[config.name]
         ]
         fix = "Download them, or set data.root to the folder of the dataset."
-        store = open_store(folders, [image["file_name"] for image in images], fix)
-        sizes = {image["file_name"]: (image["width"], image["height"]) for image in images}
-        store.check_sizes(sizes)
+        folder = find_images(folders, [image["file_name"] for image in images], fix)
         for image in () if train else images:
             check_shape(f"image {image['id']}", image["width"], image["height"])
-        found += [_Image(coco, store, image) for image in images]
+        found += [_Image(coco, folder, image) for image in images]
     if not found:
         raise DataError(
             f"split {split} of {config.name} has no image" + (" with people" if train else ""),

@@ -32,7 +32,7 @@ class DataConfig(Settings):
     )
     root: Path = Field(
         default=Path("data"),
-        description="Folder with annotations/ (coco) or json/ (crowdpose), and images/ or zip files.",
+        description="Folder with annotations/ (coco) or json/ (crowdpose), and images/.",
     )
     train: str | None = Field(
         default=None,

@@ -105,18 +105,6 @@ def _spots(kinds: IntArray, pixels: IntArray, sigma: float, size_px: int) -> tup
     patch = _patch(sigma)
     reach = 3 * sigma
     starts = kinds * size_px**2
-    if reach.is_integer():
-        # Indices beyond the border are clamped to it. Its own value is higher and is written later.
-        columns, rows = near = np.add.outer(
-            np.arange(patch.side) - int(reach + 1), pixels
-        ).transpose(2, 0, 1)
-        np.minimum(np.maximum(near, 0, out=near), size_px - 1, out=near)
-        rows *= size_px
-        rows += starts
-        places = rows.take(patch.down, axis=0)
-        places += columns.take(patch.right, axis=0)
-        # Both flat: numpy assigns flat arrays twice as fast as broadcast ones.
-        return places.reshape(-1), patch.values.repeat(len(kinds))
     # Rounded as in the reference: if 3 * sigma is not whole, a patch is slightly off center and may be cut.
     firsts = np.round(pixels - (reach + 1)).astype(np.int64)
     lasts = np.minimum(np.round(pixels + (reach + 2)).astype(np.int64), size_px)
@@ -128,12 +116,11 @@ def _spots(kinds: IntArray, pixels: IntArray, sigma: float, size_px: int) -> tup
 
 
 class _Patch(NamedTuple):
-    """A Gaussian of height 1 on a square of `side` pixels: (side^2,) rows and columns, (side^2, 1) ascending values."""
+    """A Gaussian of height 1 on a square of N pixels: (N,) rows and columns, (N, 1) ascending values."""
 
     down: IntArray
     right: IntArray
     values: Maps
-    side: int
 
 
 @lru_cache(maxsize=256)
@@ -147,7 +134,7 @@ def _patch(sigma: float) -> _Patch:
     )
     order = np.argsort(values, kind="stable")
     down, right = np.divmod(order, len(offsets))
-    return _Patch(down, right, values[order, None], len(offsets))
+    return _Patch(down, right, values[order, None])
 
 
 STRIDES = (4, 2)  # of the two outputs of the network

@@ -9,7 +9,7 @@ Legend: P people, K joints, H and W of an image or map, T tag maps (2 with flip 
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,11 @@ from torch import Tensor, nn
 from samebits.data.images import ByteArray, read_rgb
 from samebits.recipes.backbones import normalize
 from samebits.recipes.pose.config import Config
-from samebits.recipes.pose.data import Maps
 from samebits.recipes.pose.group import SCORE, Y, group_people
 from samebits.recipes.pose.view import Floats, ImageView, check_shape, view
 
 # The category id of "person" in COCO and CrowdPose.
 PERSON = 1
-# Longer side of the heatmap that is kept for drawings.
-_SKETCH_PX = 96
 
 
 @dataclass(frozen=True)
@@ -38,8 +35,6 @@ class Detections:
     #: (P, K, 3) float64: x and y in pixels of the image, and the score of the joint; 0 if it is missing.
     joints: Floats
     scores: Floats  #: (P,) float64, the confidence of each person.
-    #: (h, w) uint8, the maximum over the heatmaps of all joints, reduced in size; 255 is 1.
-    heat: ByteArray
     image_id: int | str = 0  #: Number or name of the image, if known.
 
 
@@ -89,8 +84,12 @@ def make_infer(config: Config) -> Callable[[nn.Module, Any], list[Detections]]:
             )
             people, scores = group_people(heat, tags, skeleton.order, test)
             # All views show the same part of the image, so any of them converts coordinates: here the smallest.
-            each = _found(people, scores, heat, list(views.values())[-1], image)
-            found.append(replace(each, image_id=number))
+            seen = list(views.values())[-1]
+            joints = people[:, :, : SCORE + 1].astype(np.float64)
+            joints[:, :, : Y + 1] = seen.to_image(
+                joints[:, :, : Y + 1], heat.shape[-1], heat.shape[-2]
+            )
+            found.append(Detections(joints, scores.astype(np.float64), number))
         return found
 
     return infer
@@ -200,23 +199,3 @@ def _resized(maps: Tensor, size: tuple[int, int]) -> Tensor:
     batch = maps if maps.dim() == 4 else maps[None]
     resized = F.interpolate(batch, size=size, mode="bilinear", align_corners=False)
     return resized if maps.dim() == 4 else resized[0]
-
-
-def _found(
-    people: Maps,
-    scores: Maps,
-    heat: Tensor,
-    seen: ImageView,
-    image: Tensor,
-) -> Detections:
-    """Convert joints in pixels of a map to detections in pixels of the image."""
-    joints = people[:, :, : SCORE + 1].astype(np.float64)
-    joints[:, :, : Y + 1] = seen.to_image(joints[:, :, : Y + 1], heat.shape[-1], heat.shape[-2])
-    height, width = image.shape[-2:]
-    highest = seen.crop(heat.amax(dim=0, keepdim=True), width, height)
-    factor = min(1.0, _SKETCH_PX / max(highest.shape))
-    size = [max(1, round(side * factor)) for side in highest.shape[1:]]
-    sketch = F.adaptive_max_pool2d(highest, size)[0]
-    return Detections(
-        joints, scores.astype(np.float64), sketch.mul(255).clamp(0, 255).byte().cpu().numpy()
-    )

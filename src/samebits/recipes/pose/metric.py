@@ -31,14 +31,10 @@ class PoseMetric:
 
     The targets of a batch are one mapping per image: `image_id`, `width`, `height`, `crowd_index` (None if the dataset
     has none) and `annotations` in COCO's format.
-
-    Args:
-        num_sketches: Number of first images whose heatmaps are kept, reduced in size, to be drawn.
     """
 
-    def __init__(self, skeleton: Skeleton, num_sketches: int = 8) -> None:
+    def __init__(self, skeleton: Skeleton) -> None:
         self.skeleton = skeleton
-        self._num_sketches = num_sketches
         self._images: dict[int, EvaluatedImage] = {}
         self._scores: dict[str, float] = {}
 
@@ -49,7 +45,7 @@ class PoseMetric:
 
     @property
     def images(self) -> list[EvaluatedImage]:
-        """All images, sorted by number: `target`, `index` in the dataset, `results` and `sketch` (or None)."""
+        """All images, sorted by number: `target`, `index` in the dataset and `results`."""
         return [self._images[number] for number in sorted(self._images)]
 
     def add(self, outputs: Sequence[Detections], batch: Batch) -> None:
@@ -64,7 +60,6 @@ class PoseMetric:
                     "target": target,
                     "index": index,
                     "results": coco_results(found, number),
-                    "sketch": found.heat.tolist() if index < self._num_sketches else None,
                 },
             )
 
@@ -133,7 +128,7 @@ def keypoint_scores(
             ]
             metrics[name] = -1.0
             if group:
-                precision = run_evaluation(group, results, skeleton, whole.ious).eval["precision"]
+                precision = run_evaluation(group, results, skeleton).eval["precision"]
                 # CrowdPose's score is the mean of all precisions, with -1 for undefined ones, to 4 digits.
                 metrics[name] = round(float(np.mean(precision[:, :, :, 0, :])), 4)
     return metrics
@@ -143,14 +138,12 @@ def run_evaluation(
     targets: Sequence[EvaluatedImage],
     results: Sequence[Mapping[str, Any]],
     skeleton: Skeleton,
-    known: Mapping[Any, Any] | None = None,
 ) -> COCOeval_faster:
     """Run the evaluation of faster-coco-eval: `stats`, `eval["precision"]`, `ious`.
 
     Args:
         targets: One mapping per image; `PoseMetric` describes it.
         results: Detections in COCO's results format. Those of other images are ignored.
-        known: The `ious` of an evaluation that included these images, to reuse them.
     """
     people = [
         {**person, "image_id": int(t["image_id"])} for t in targets for person in t["annotations"]
@@ -176,26 +169,13 @@ def run_evaluation(
         COCO({"images": images, "annotations": entries, "categories": categories})
         for entries in (people, found)
     )
-    evaluation = _Evaluation(truth, guesses, skeleton, known)
+    evaluation = COCOeval_faster(
+        truth,
+        guesses,
+        "keypoints",
+        kpt_oks_sigmas=list(skeleton.sigmas),
+        print_function=lambda *_: None,
+    )
+    evaluation.params.catIds = [PERSON]
     evaluation.run()
     return evaluation
-
-
-class _Evaluation(COCOeval_faster):  # type: ignore[misc]  # the library has no types
-    """The evaluation of the library, without its console output, and with known similarities reused."""
-
-    def __init__(
-        self, truth: COCO, guesses: COCO, skeleton: Skeleton, known: Mapping[Any, Any] | None
-    ) -> None:
-        sigmas = list(skeleton.sigmas)
-        super().__init__(
-            truth, guesses, "keypoints", kpt_oks_sigmas=sigmas, print_function=lambda *_: None
-        )
-        self.params.catIds = [PERSON]
-        self._known = known
-
-    def computeOks(self, imgId: int, catId: int) -> Any:
-        """Compute the (detections, people) similarities of an image."""
-        return (
-            super().computeOks(imgId, catId) if self._known is None else self._known[imgId, catId]
-        )

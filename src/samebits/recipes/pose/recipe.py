@@ -119,6 +119,7 @@ MIN_JOINTS = 3
 
 _DARK = (20, 20, 20)
 PANEL_PX = 240
+_NUM_DRAWN = 8  # images of an evaluation
 
 
 def draw_people(image: Image.Image, people: Sequence[Floats], skeleton: Skeleton) -> Image.Image:
@@ -178,11 +179,8 @@ def draw_prediction(
 
 
 def draw_evaluation(metric: PoseMetric, samples: EvalImages, folder: Path) -> None:
-    """Draw the first images of an evaluation into `people.png`: prediction, ground truth and heatmaps."""
-    shown = sorted(
-        (each for each in metric.images if each["sketch"] is not None),
-        key=lambda each: int(each["index"]),
-    )
+    """Draw the first images of an evaluation into `people.png`, each with prediction and ground truth."""
+    shown = sorted(metric.images, key=lambda each: int(each["index"]))[:_NUM_DRAWN]
     panels = []
     captions = []
     for each in shown:
@@ -201,16 +199,14 @@ def draw_evaluation(metric: PoseMetric, samples: EvalImages, folder: Path) -> No
             )
             for people in (found, there)
         ]
-        panels.append(
-            np.concatenate([*drawn, _warm(small, np.array(each["sketch"], np.uint8))], axis=1)
-        )
+        panels.append(np.concatenate(drawn, axis=1))
         captions.append(
             f"{len(found)} predicted, {sum((each[:, 2] > 0).any() for each in there)} ground truth"
         )
     if panels:
-        title = "First images: prediction, ground truth, heatmaps"
+        title = "First images: prediction, ground truth"
         columns = min(2, len(panels))
-        tile_px = (3 * PANEL_PX, PANEL_PX)
+        tile_px = (2 * PANEL_PX, PANEL_PX)
         draw_sheet(
             title, panels, captions, folder / "people.png", num_columns=columns, tile_px=tile_px
         )
@@ -260,24 +256,6 @@ def _sure(people: Sequence[Floats]) -> list[Floats]:
     """Remove joints with a low score, and then people with too few joints."""
     sure = [np.where(person[:, 2:] >= MIN_JOINT_SCORE, person, 0.0) for person in people]
     return [person for person in sure if np.count_nonzero(person[:, 2]) >= MIN_JOINTS]
-
-
-def _warm(image: Image.Image, heat: ByteArray) -> ByteArray:
-    """Draw the heatmap in warm colors over the image in dark gray."""
-    glow = (
-        np.asarray(Image.fromarray(heat).resize(image.size, Image.Resampling.BILINEAR), np.float32)[
-            ..., None
-        ]
-        / 255
-    )
-    dim = np.asarray(image.convert("L"), np.float32)[..., None] * 0.45
-    hot = np.concatenate(
-        [np.minimum(1, 3 * glow), np.clip(3 * glow - 1, 0, 1), np.clip(3 * glow - 2, 0, 1)], axis=2
-    )
-    warm: ByteArray = (
-        (dim * (1 - np.minimum(1, 2 * glow)) + 255 * hot).clip(0, 255).astype(np.uint8)
-    )
-    return warm
 
 
 TITLES = {"coco": "COCO keypoints", "crowdpose": "CrowdPose"}

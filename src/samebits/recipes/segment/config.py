@@ -46,7 +46,7 @@ class DataConfig(VisionData):
     )
     images: Path | None = Field(
         default=None,
-        description="Folder or zip file of the images of COCO files. null: the folder of each file.",
+        description="Folder of the images of COCO files. null: the folder of each file.",
     )
     classes: tuple[str, ...] | None = Field(
         default=None,

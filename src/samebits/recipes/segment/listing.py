@@ -5,7 +5,7 @@ A listing is plain JSON and is stored in the run folder.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -15,30 +15,30 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel
 
 from samebits.data.coco import (
-    Folder,
     Id,
     RegionEntry,
     check_entries,
     draw_regions,
+    find_images,
     index_coco,
-    open_store,
+    read_annotated,
     read_coco,
+    shown,
 )
 from samebits.data.images import ByteArray
 from samebits.data.names import choose_validation, overlap_rows
 from samebits.errors import DataError
 from samebits.metrics.segmentation import IGNORED
-from samebits.recipes.listing import find_faults, is_another_set, nearest_fix, some, whole_path
+from samebits.recipes.listing import is_another_set, nearest_fix, some, whole_path
 from samebits.recipes.segment.config import MAX_CLASSES, MAX_PIXELS, DataConfig
 from samebits.recipes.segment.data import LabelSource
 from samebits.recipes.segment.make import CLASSES, synthetic_shapes
-from samebits.recipes.segment.masks import MAX_THREADS, MaskFolder, choose_values, find_values
+from samebits.recipes.segment.masks import MaskFolder, choose_values, find_values
 
 # Images and their regions in a COCO annotation file, as labels of pixels.
 
 
 BACKGROUND = "background"
-_FIX = "Correct the annotation file,\nor start a new run with data.on_error=skip to leave such images out."
 
 
 def _class_name(name: str) -> str:
@@ -52,35 +52,18 @@ class _Category(BaseModel):
     name: Annotated[str, AfterValidator(_class_name)]
 
 
-class _UncheckedEntry(RegionEntry):
-    segmentation: Any = None
-
-
-def _bounds(region: Mapping[str, Any]) -> tuple[float, float, float, float] | None:
-    """Return left, top, right and bottom of a region in pixels; None for run lengths, or if it has another form."""
-    try:
-        outlines = [outline[: len(outline) // 2 * 2] for outline in region["segmentation"]]
-        points = np.concatenate([np.reshape(outline, (-1, 2)) for outline in outlines])
-        return *points.min(axis=0).tolist(), *points.max(axis=0).tolist()
-    except (TypeError, ValueError, KeyError):
-        return None
-
-
 def _covers_a_pixel(region: Mapping[str, Any], image: Mapping[str, int]) -> bool:
-    bounds = _bounds(region)
-    if bounds is None:
+    outlines = region["segmentation"]
+    if not isinstance(outlines, list):  # run lengths
         return True
-    left, top, right, bottom = bounds
-    return (
-        min(right, image["width"]) - max(left, 0) >= 1
-        and min(bottom, image["height"]) - max(top, 0) >= 1
-    )
+    points = np.concatenate([np.reshape(each[: len(each) // 2 * 2], (-1, 2)) for each in outlines])
+    size = (image["width"], image["height"])
+    inside = np.minimum(points.max(axis=0), size) - np.maximum(points.min(axis=0), 0)
+    return bool((inside >= 1).all())
 
 
 class CocoFile:
     """A COCO annotation file, checked field by field.
-
-    With data.on_error=skip a region of a wrong form is not refused here, but when its image is read.
 
     Attributes:
         categories: Names of the categories, by their number.
@@ -103,14 +86,15 @@ class CocoFile:
         )
         ids = {image["id"] for image in content["images"]}
         known = {"image_id": ids, "category_id": self.categories}
-        kind = RegionEntry if config.on_error == "stop" else _UncheckedEntry
-        try:
-            # Some tools number all regions 0.
-            regions = check_entries(
-                content["annotations"], kind, "annotations", self.path, known=known, unique=False
-            )
-        except DataError as error:
-            raise (error.with_slots(fix=_FIX) if "segmentation" in error.what else error) from None
+        # Some tools number all regions 0.
+        regions = check_entries(
+            content["annotations"],
+            RegionEntry,
+            "annotations",
+            self.path,
+            known=known,
+            unique=False,
+        )
         self._coco = index_coco(
             {"images": content["images"], "annotations": regions, "categories": categories}
         )
@@ -119,11 +103,11 @@ class CocoFile:
         }
         self._check_places(regions, {image["id"]: image for image in content["images"]})
         self.names = sorted(image["file_name"] for image in content["images"])
-        twice = next((name for name, other in pairwise(self.names) if name == other), None)
-        if twice is not None:
-            raise DataError(
-                f"{twice} is listed twice in {self.path}", fix="Remove one of the entries."
-            )
+        for name, other in pairwise(self.names):
+            if name == other:
+                raise DataError(
+                    f"{name} is listed twice in {self.path}", fix="Remove one of the entries."
+                )
 
     def _check_places(
         self, regions: Sequence[Mapping[str, Any]], images: Mapping[int, Mapping[str, Any]]
@@ -138,10 +122,9 @@ class CocoFile:
                 covering.add(kind)
         for kind, region in first.items():
             if kind not in covering:
-                box = ", ".join(f"{value:g}" for value in _bounds(region) or ())
                 raise DataError(
                     f"no region of {self.categories[kind]} in {self.path} covers a pixel of its image",
-                    given=f"annotation {region['id']}: left, top, right, bottom {box}",
+                    given=f"annotation {region['id']}: {shown(region['segmentation'])}",
                     cause="coordinates are fractions of the image (0 to 1), or the image is another one",
                     fix="Write coordinates in pixels of the images.",
                 )
@@ -152,15 +135,13 @@ class CocoFile:
 
     def classes_by_name(self, classes: Sequence[str]) -> dict[str, set[str]]:
         """Return which of the classes each image has, by its file name. All have the first, the background."""
-        found = {name: {classes[0]} for name in self.names}
-        for name, owners in found.items():
+        found = {}
+        for name in self.names:
             regions = self._coco.imgToAnns.get(self._images[name]["id"], [])
-            owners.update(
-                self.categories[region["category_id"]]
-                for region in regions
-                if not region["iscrowd"]
-            )
-            owners.intersection_update(classes)
+            owners = {
+                self.categories[each["category_id"]] for each in regions if not each["iscrowd"]
+            }
+            found[name] = {classes[0], *owners.intersection(classes)}
         return found
 
     def opened(self, names: Sequence[str], info: Mapping[str, Any]) -> LabelSource:
@@ -176,19 +157,12 @@ class CocoFile:
         Raises:
             DataError: Images are missing.
         """
-        store = self._store(names)
-        store.check_sizes({name: self._size(name) for name in names})
-        read = partial(self._read, store=store, classes=info["classes"])
-        return LabelSource(names, read, [str(self.path), *store.files(names)])
-
-    def reader(self, names: Sequence[str]) -> Callable[[str], object]:
-        """Return a function that reads an image and the regions of all categories, to find unreadable ones."""
-        classes = [BACKGROUND, *self.categories.values()]
-        return partial(self._read, _key=0, store=self._store(names), classes=classes)
-
-    def _store(self, names: Sequence[str]) -> Folder:
-        fix = "Set data.images to the folder or zip file of the images."
-        return open_store([self._folder], names, fix)
+        fix = "Set data.images to the folder of the images."
+        find_images([self._folder], names, fix)
+        for name in names:
+            self._size(name)
+        read = partial(self._read, classes=info["classes"])
+        return LabelSource(names, read, [self.path, *map(self.image_path, names)])
 
     def _size(self, name: str) -> tuple[int, int]:
         """Return the (width, height) of an image by its annotation."""
@@ -208,11 +182,9 @@ class CocoFile:
             )
         return width, height
 
-    def _read(
-        self, name: str, _key: int, *, store: Folder, classes: Sequence[str]
-    ) -> tuple[ByteArray, ByteArray]:
-        size = self._size(name)
-        return store.pixels(name, size), self._labels(self._images[name], classes)
+    def _read(self, name: str, _key: int, *, classes: Sequence[str]) -> tuple[ByteArray, ByteArray]:
+        pixels = read_annotated(self.image_path(name), self._size(name))
+        return pixels, self._labels(self._images[name], classes)
 
     def _labels(self, image: Mapping[str, Any], classes: Sequence[str]) -> ByteArray:
         """Draw the labels of an image: (H, W) bytes, the index of the class, or `IGNORED`."""
@@ -251,10 +223,6 @@ def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
     train = _open_dataset(path, config, train=True)
     validation = train if config.eval is None else _open_dataset(config.eval, config, train=False)
     datasets = [train] if validation is train else [train, validation]
-    skipped: dict[str, str] = {}
-    if config.on_error == "skip":
-        for dataset in datasets:
-            skipped |= _drop_unreadable(dataset)
     chosen = set(validation.names)
     if config.eval is None:
         if len(train.names) < 2:
@@ -277,7 +245,6 @@ def list_images(config: DataConfig, seed: int) -> dict[str, Any]:
     return {
         **classes,
         "num_without_mask": train.num_without_mask,
-        "skipped": skipped,
         "left_out": sum((part.left_out for part in datasets), Counter()),
         "warnings": overlap_rows(
             *(
@@ -308,20 +275,6 @@ def _open_dataset(path: Path, config: DataConfig, *, train: bool) -> Dataset:
     if path.expanduser().is_file():
         return CocoFile(path, config)
     return MaskFolder(path, config.setting(train=train), config)
-
-
-def _drop_unreadable(dataset: Dataset) -> dict[str, str]:
-    """Read all images and labels of a dataset, remove unreadable ones from it, and return the problem of each."""
-    names = dataset.names
-    faults = find_faults(names, dataset.reader(names), MAX_THREADS)
-    dataset.names = [name for name in names if name not in faults]
-    if not dataset.names:
-        raise DataError(
-            "no image can be read",
-            cause=faults[names[0]],
-            fix="Replace the images by readable ones.",
-        )
-    return faults
 
 
 def _classes_of(
@@ -365,23 +318,21 @@ def _coco_classes(config: DataConfig, files: Sequence[CocoFile]) -> list[str]:
     chosen = (
         known if config.classes is None else [name for name in config.classes if name != BACKGROUND]
     )
-    wrong = next((name for name in chosen if name not in known), None)
-    if wrong is not None:
-        raise DataError(
-            f"{train.path} has no category {wrong}",
-            given="data.classes",
-            allowed=some(known, 12),
-            fix=nearest_fix(wrong, known, "Correct data.classes."),
-        )
-    for file in others:
-        unknown = next(
-            (name for name in file.categories.values() if name not in [*known, BACKGROUND]), None
-        )
-        if unknown is not None and config.classes is None:
+    for name in chosen:
+        if name not in known:
             raise DataError(
-                f"category {unknown} is in {file.path}, but not in {train.path}",
-                fix="Rename the category, or set data.classes.",
+                f"{train.path} has no category {name}",
+                given="data.classes",
+                allowed=some(known, 12),
+                fix=nearest_fix(name, known, "Correct data.classes."),
             )
+    for file in others if config.classes is None else ():
+        for name in file.categories.values():
+            if name not in [*known, BACKGROUND]:
+                raise DataError(
+                    f"category {name} is in {file.path}, but not in {train.path}",
+                    fix="Rename the category, or set data.classes.",
+                )
     if not 1 <= len(chosen) < MAX_CLASSES:
         raise DataError(
             f"{train.path} has {len(chosen):,} categories",

@@ -1,7 +1,7 @@
 """Images and masks in a folder: `images/a.jpg` with `masks/a.png`, whose pixel values are classes."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samebits.cores import num_cores
-from samebits.data.images import ByteArray, EncodedImage, looked_at, read_head, stored_size
+from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.names import check_names, walk
 from samebits.errors import DataError
 from samebits.metrics.segmentation import IGNORED
@@ -59,13 +59,13 @@ class MaskFolder:
                 allowed=f"a mask for each image, such as a{config.mask_suffix}.png for a.jpg",
                 fix="Add masks, or set data.mask_folder and data.mask_suffix.",
             )
-        alone = next((name for name in self._masks if name not in self._images), None)
-        if alone is not None:
-            raise DataError(
-                f"the mask {self._root / self._masks[alone]} has no image",
-                allowed=f"{self._root / config.image_folder / alone}.jpg, .png or another image file",
-                fix="Add the image, remove the mask, or set data.image_folder and data.mask_suffix.",
-            )
+        for name, mask in self._masks.items():
+            if name not in self._images:
+                raise DataError(
+                    f"the mask {self._root / mask} has no image",
+                    allowed=f"{self._root / config.image_folder / name}.jpg, .png or another image file",
+                    fix="Add the image, remove the mask, or set data.image_folder and data.mask_suffix.",
+                )
         self.names = sorted(self._masks)
         self.num_without_mask = len(self._images) - len(self._masks)
 
@@ -77,10 +77,6 @@ class MaskFolder:
         """Open an image, and read the (H, W) values of its mask and its palette; see `open_pair`."""
         return open_pair(self.image_path(name), self._root / self._find(self._masks, name))
 
-    def reader(self, names: Sequence[str]) -> Callable[[str], object]:
-        """Return a function that reads an image and its mask, to find unreadable ones."""
-        return lambda name: self.pair(name)[0].pixels()
-
     def opened(self, names: Sequence[str], info: Mapping[str, Any]) -> LabelSource:
         """Return images with the labels from their masks.
 
@@ -91,14 +87,8 @@ class MaskFolder:
             info: `values`: the value of each class in the masks.
 
         Raises:
-            DataError: An image or its mask is missing, or of up to a thousand that are looked at, one has another size.
+            DataError: An image or its mask is missing.
         """
-        for name in looked_at(names):
-            image = stored_size(read_head(self.image_path(name)))
-            mask = stored_size(read_head(self._root / self._find(self._masks, name)))
-            # As sets: an EXIF orientation, which may be behind the pixels, swaps width and height.
-            if image and mask and {*image} != {*mask}:
-                self.pair(name)  # its error names the cause
         files = [
             self._root / self._find(found, name)
             for found in (self._images, self._masks)
@@ -285,7 +275,7 @@ def find_values(folder: MaskFolder) -> MaskValues:
             is_same = whole[1:] == whole[:-1]
             part[1:] &= is_same
             part[:-1] &= is_same
-        return _occurring(values.reshape(-1)), _occurring(values[has_equal]), palette
+        return np.unique(values).tolist(), np.unique(values[has_equal]).tolist(), palette
 
     # Threads instead of processes, since decoding releases the GIL.
     with ThreadPoolExecutor(min(num_cores(), MAX_THREADS)) as pool:
@@ -296,13 +286,6 @@ def find_values(folder: MaskFolder) -> MaskValues:
         for value in values if palette else ():
             colors.setdefault(value, {}).setdefault(palette[3 * value : 3 * value + 3], name)
     return MaskValues({name: values for name, (values, _, _) in found.items()}, thick, colors)
-
-
-def _occurring(values: ValueArray) -> list[int]:
-    occurs = np.zeros(NUM_VALUES, bool)
-    for start in range(0, values.size, BLOCK):
-        occurs[values[start : start + BLOCK]] = True
-    return np.flatnonzero(occurs).tolist()
 
 
 def _check_colors(found: Sequence[MaskValues], root: Path) -> None:

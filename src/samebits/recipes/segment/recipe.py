@@ -28,11 +28,11 @@ from samebits.recipes.backbones import (
     published_info,
 )
 from samebits.recipes.listing import header_rows, some
-from samebits.recipes.results import draw_samples, draw_shares, most_confused
+from samebits.recipes.results import draw_matrix, draw_samples, draw_shares
 from samebits.recipes.segment.config import MAX_PIXELS, Config, ModelConfig
 from samebits.recipes.segment.data import LabeledImages, read_image
 from samebits.recipes.segment.listing import list_images, open_source
-from samebits.report.pictures import colors, draw_confusion, draw_sheet
+from samebits.report.pictures import colors, draw_sheet
 
 # Build networks: a U-Net, and the segmentation networks of torchvision.
 #
@@ -212,9 +212,7 @@ def draw_evaluation(
     """Draw the images with the lowest IoU, each with prediction and ground truth, and the confusion matrix."""
     state = metric.state()
     folder.mkdir(parents=True, exist_ok=True)
-    draw_confusion(
-        *most_confused(np.array(state["confusion"], np.int64), classes), folder / "confusion.png"
-    )
+    draw_matrix(state["confusion"], classes, folder)
     images = []
     captions = []
     for score, index, sketch in state["worst"]:

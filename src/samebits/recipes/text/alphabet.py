@@ -114,11 +114,10 @@ def read_alphabet(path: Path) -> Alphabet:
     """
     content = read_list(path, MAX_ALPHABET_BYTES, "Set data.alphabet to a readable file.")
     lines = [line for line in to_utf8(path, content).decode().split("\n") if line]
-    if len(lines) > 1:
-        long = [number for number, line in enumerate(lines, start=1) if len(line) > 1]
-        if long:
+    for number, line in enumerate(lines, start=1):
+        if len(lines) > 1 and len(line) > 1:
             raise DataError(
-                f"{path}:{long[0]} has {len(lines[long[0] - 1])} characters",
+                f"{path}:{number} has {len(line)} characters",
                 allowed="all characters on one line, or one per line",
                 fix="Remove the other characters.",
             )
@@ -128,7 +127,7 @@ def read_alphabet(path: Path) -> Alphabet:
         raise error.with_slots(f"{path}: {error.what}") from None
 
 
-def read_chars(path: Path, encoding: str = "utf-8") -> list[str]:
+def read_chars(path: Path) -> list[str]:
     """Read the characters of index labels, one per line, from line 0.
 
     Args:
@@ -142,12 +141,7 @@ def read_chars(path: Path, encoding: str = "utf-8") -> list[str]:
     """
     content = read_list(path, MAX_ALPHABET_BYTES, "Set data.chars to a readable file.")
     try:
-        table = (
-            to_utf8(path, content, encoding, "data.encoding")
-            .decode()
-            .removesuffix("\n")
-            .split("\n")
-        )
+        table = to_utf8(path, content).decode().removesuffix("\n").split("\n")
     except DataError:
         if path.name != CHARS_NAME:
             raise
@@ -158,13 +152,13 @@ def read_chars(path: Path, encoding: str = "utf-8") -> list[str]:
         ]
     if table and table[0].lower() == "blank":
         table[0] = ""
-    long = next((number for number, text in enumerate(table) if len(text) > 1), None)
-    if long is not None:
-        raise DataError(
-            f"{path}:{long + 1} has {len(table[long])} characters",
-            allowed="one character per line",
-            fix="Remove the other characters.",
-        )
+    for number, text in enumerate(table, start=1):
+        if len(text) > 1:
+            raise DataError(
+                f"{path}:{number} has {len(text)} characters",
+                allowed="one character per line",
+                fix="Remove the other characters.",
+            )
     return table
 
 

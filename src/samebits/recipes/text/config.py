@@ -57,11 +57,6 @@ class DataConfig(Settings):
         default=None,
         description="File with one character per line, for index labels. null: char_std_5990.txt in data.root.",
     )
-    encoding: str = Field(
-        default="utf-8",
-        description="Encoding of label files, data.chars and LMDB labels, by its name in Python, such as gb18030 or "
-        "cp1252.",
-    )
     alphabet: WholePath | None = Field(
         default=None,
         description="File with the characters, in the order of the classes. null: those in the labels.",
@@ -103,17 +98,6 @@ class DataConfig(Settings):
         if value is None or info.data.get("root") is not None:
             return value
         return str(Path(value).expanduser().absolute())
-
-    @field_validator("encoding")
-    @classmethod
-    def _is_an_encoding_of_text(cls, value: str) -> str:
-        try:
-            "".encode(value)
-        except (LookupError, UnicodeError, ValueError):
-            raise ValueError(
-                f"{value} is not a text encoding of Python, such as utf-8, gb18030 or cp1252"
-            ) from None
-        return value
 
     @model_validator(mode="after")
     def _files_fit_together(self) -> "DataConfig":

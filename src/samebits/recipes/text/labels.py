@@ -6,9 +6,11 @@ Millions of lines are stored as a few arrays, which DataLoader workers share, in
 import functools
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ from samebits.data.sources.plain_text import to_utf8
 from samebits.errors import DataError
 from samebits.extras import pip_line
 from samebits.plain_file import short_path
-from samebits.recipes.listing import read_list
-from samebits.recipes.text.alphabet import CodeArray, codes_of, normalize_text, read_chars, text_of
+from samebits.recipes.listing import read_list, some
+from samebits.recipes.text.alphabet import CodeArray, normalize_text, read_chars, text_of
 from samebits.recipes.text.config import DataConfig
 
 # Read LMDB datasets in the common layout: `num-samples`, `image-000000001`, `label-000000001` and so on.
@@ -32,11 +34,11 @@ _MAX_LABEL_BYTES = 1 << 20
 _CREATE_AGAIN = "Create the dataset again, or use another."
 
 
-def read_texts(folder: Path, encoding: str = "utf-8") -> list[str]:
+def read_texts(folder: Path) -> list[str]:
     """Read all labels of a dataset, in order.
 
     Raises:
-        DataError: The folder has another layout, or a label is missing or in another encoding.
+        DataError: The folder has another layout, or a label is missing or not UTF-8.
     """
     with _reading(folder), _environment(folder).begin() as transaction:
         count = transaction.get(b"num-samples")
@@ -62,12 +64,12 @@ def read_texts(folder: Path, encoding: str = "utf-8") -> list[str]:
                     fix=_CREATE_AGAIN,
                 )
             try:
-                texts.append(label.decode(encoding))
+                texts.append(label.decode())
             except UnicodeError as error:
                 raise DataError(
-                    f"label-{number:09d} of {folder} is not {encoding}",
+                    f"label-{number:09d} of {folder} is not UTF-8",
                     given=label[:60],
-                    fix="Set data.encoding to the encoding of all labels, such as gb18030 or cp1252.",
+                    fix="Create the dataset again, with labels in UTF-8.",
                 ) from error
     if not texts:
         raise DataError(f"{folder} has no lines", given="num-samples 0", fix=_CREATE_AGAIN)
@@ -154,15 +156,13 @@ def _opened(folder: Path) -> Any:
     return environment
 
 
-_MAX_DIGITS = 18  # such a number fits into 64 bits
-_CHUNK_LINES = 100_000
-_CHUNK_BYTES = 1 << 24
 _MAX_LINE_BYTES = 1 << 20  # the numbers of a line take thirty times its size as Python objects
 MAX_LINES = 10_000_000
 MAX_LABEL_BYTES = 1 << 30  # ten times the size of three million lines
+_FORM_LINES = 20  # at the beginning of a file, by which its form is detected
 FORMS = {"tsv": "path<TAB>text", "words": "path text", "index": "path number number ..."}
 
-Rows = list[tuple[int, str]]  # line numbers, from 1, and lines
+Lines = Iterable[tuple[int, str]]  # line numbers, from 1, and lines
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,15 +170,15 @@ class Labels:
     """Names of N images, and their texts."""
 
     path: Path  #: The label file or LMDB folder.
-    names: bytes  #: File names of the images, joined by line breaks; empty for LMDB.
+    names: bytes  #: File names of the images, a line break behind each; empty names for LMDB.
     name_ends: IntArray  #: (N,) end of each name in `names`.
     codes: CodeArray  #: Code points of all texts, joined.
     text_ends: IntArray  #: (N,) end of each text in `codes`.
     lines: IntArray  #: (N,) line numbers in the file, from 1; for LMDB the numbers of the images.
-    is_index: bool = False  #: Whether the file has numbers of characters instead of texts.
-    num_gaps: int = (
-        0  #: Numbers in index labels without a character, which make a text shorter than its label.
-    )
+    is_index: bool  #: Whether the file has numbers of characters instead of texts.
+    #: Numbers in index labels without a character, which make a text shorter than its label.
+    num_gaps: int
+    padded: Sequence[int]  #: Rows of texts that begin or end with a space.
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -210,136 +210,112 @@ def read_labels(path: Path, config: DataConfig, chars: Path | None = None) -> La
     try:
         stamp = path.stat()
     except OSError as error:
-        beside = sorted(file.name for file in path.parent.glob("*")) if path.parent.is_dir() else []
+        beside = sorted(file.name for file in path.parent.glob("*"))
         raise DataError(
             f"{path} can't be read: {error.strerror or error}",
-            given=f"the folder contains {', '.join(beside[:8])}{' ...' if len(beside) > 8 else ''}"
-            if beside
-            else None,
+            given=f"the folder contains {some(beside, 8)}" if beside else None,
             allowed="a file with labels, or an LMDB folder",
             fix="Set data.train and data.eval to the files with labels.",
         ) from error
     # With size and time, so that a changed file is read again.
-    return _read(
-        path,
-        (stamp.st_mtime_ns, stamp.st_size),
-        config.form,
-        chars,
-        config.encoding,
-        config.normalize,
-    )
+    return _read(path, (stamp.st_mtime_ns, stamp.st_size), config.form, chars, config.normalize)
 
 
 def padded_row(labels: Labels) -> str:
     """Describe texts that begin or end with a space, for the head of a run; empty if there are none."""
-    filled = np.flatnonzero(np.diff(labels.text_ends, prepend=0))
-    ends = labels.text_ends[filled]
-    starts = np.concatenate([[0], labels.text_ends])[filled]
-    spaces = [ord(sign) for sign in text_of(np.unique(labels.codes)) if sign.isspace()]
-    rows = filled[np.isin(labels.codes[starts], spaces) | np.isin(labels.codes[ends - 1], spaces)]
-    if not len(rows):
+    if not labels.padded:
         return ""
-    return f"{len(rows):,} of {len(labels):,} begin or end with a space, such as {labels.where(int(rows[0]))}"
+    count = f"{len(labels.padded):,} of {len(labels):,}"
+    return f"{count} begin or end with a space, such as {labels.where(labels.padded[0])}"
 
 
 # The files of training and validation.
 @functools.lru_cache(maxsize=2)
 def _read(
-    path: Path, stamp: tuple[int, int], form: str, chars: Path | None, encoding: str, normalize: str
+    path: Path, stamp: tuple[int, int], form: str, chars: Path | None, normalize: str
 ) -> Labels:
-    found = _Columns()
+    lines: Lines
+    characters: dict[str, str] = {}
     if path.is_dir():
-        texts = read_texts(path, encoding)
-        found.add_texts([], texts, range(1, len(texts) + 1), normalize)
-        return found.labels(path)
-    table: list[str] = []
-    is_first = True
-    for rows in read_chunks(path, encoding):
-        if is_first:
-            form = _form_of(path, form, rows, chars)
-            is_first = False
-            table = read_chars(chars, encoding) if form == "index" and chars is not None else []
+        form = "lmdb"
+        lines = enumerate(read_texts(path), start=1)
+    else:
+        fix = "Set data.train and data.eval to readable files."
+        content = to_utf8(path, read_list(path, MAX_LABEL_BYTES, fix, "a file with labels"))
+        form = _form_of(path, form, list(islice(_lines(path, content), _FORM_LINES)), chars)
+        lines = _lines(path, content)
+        if form == "index" and chars is not None:
+            characters = {str(number): each for number, each in enumerate(read_chars(chars))}
+    names = bytearray()
+    codes = bytearray()
+    name_ends, text_ends, numbers = array("q"), array("q"), array("q")
+    padded: list[int] = []
+    num_gaps = 0
+    for number, line in lines:
+        name = ""
+        text = line
         if form == "index":
-            found.add_numbers(path, rows, table)
-        else:
-            found.add_texts(
-                *_split(path, rows, "\t" if form == "tsv" else None),
-                [number for number, _ in rows],
-                normalize,
+            name, signs = _signs(f"{short_path(path)}:{number}", line, characters)
+            text = "".join(signs)
+            num_gaps += signs.count("")
+        elif form != "lmdb":
+            name, text = _pair(f"{short_path(path)}:{number}", line, form)
+        if form != "index":
+            text = normalize_text(text, normalize)
+        if text.strip() != text:
+            padded.append(len(numbers))
+        names += name.encode()
+        name_ends.append(len(names))
+        names += b"\n"
+        codes += text.encode("utf-32-le")
+        text_ends.append(len(codes) // 4)
+        numbers.append(number)
+    return Labels(
+        path,
+        bytes(names),
+        np.array(name_ends),
+        np.frombuffer(codes, np.uint32),
+        np.array(text_ends),
+        np.array(numbers),
+        is_index=form == "index",
+        num_gaps=num_gaps,
+        padded=padded,
+    )
+
+
+def _lines(path: Path, content: bytes) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not empty, one by one: all as strings would take ten times the size of the file.
+
+    Raises:
+        DataError: There are too many lines, or one is too long.
+    """
+    if content.count(b"\n") > MAX_LINES:
+        raise DataError(
+            f"{path} has {content.count(10):,} lines",
+            allowed=f"at most {MAX_LINES:,}",
+            fix="Split the file.",
+        )
+    for number, line in enumerate(io.BytesIO(content), start=1):
+        if len(line) > _MAX_LINE_BYTES:
+            raise DataError(
+                f"{short_path(path)}:{number} is longer than {_MAX_LINE_BYTES:,} bytes",
+                allowed=f"lines of {' or '.join(FORMS.values())}",
+                fix="Check that this is a label file.",
             )
-    if is_first:
+        text = line.decode().removesuffix("\n")
+        if text.strip():
+            yield number, text
+
+
+def _form_of(path: Path, form: str, lines: list[tuple[int, str]], chars: Path | None) -> str:
+    if not lines:
         raise DataError(
             f"{path} has no labels",
             allowed=f"lines of {' or '.join(FORMS.values())}",
             fix="Add a line for each image.",
         )
-    return found.labels(path, is_index=form == "index")
-
-
-class _Columns:
-    """The chunks of a label file: names, their lengths, code points, lengths of texts and line numbers of each."""
-
-    def __init__(self) -> None:
-        self._chunks: list[tuple[bytes, IntArray, CodeArray, IntArray, IntArray]] = []
-        self._num_gaps = 0
-
-    def add_texts(
-        self, names: Sequence[str], texts: list[str], lines: Iterable[int], normalize: str
-    ) -> None:
-        if normalize != "none":
-            # One by one: normalizing the joined texts could combine the end of one with the start of the next.
-            texts = [normalize_text(text, normalize) for text in texts]
-        self._add(names, codes_of("".join(texts)), _lengths(texts), lines)
-
-    def add_numbers(self, path: Path, rows: Rows, table: list[str]) -> None:
-        halves = [line.split(None, 1) for _, line in rows]
-        labels = [half[1] if len(half) > 1 else "" for half in halves]
-        counts = np.array([len(label.split()) for label in labels], dtype=np.int64)
-        try:
-            numbers = np.array(" ".join(labels).split(), dtype=np.int64)
-        except (ValueError, OverflowError):
-            raise _bad_number(path, rows, len(table)) from None
-        if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(table)):
-            raise _bad_number(path, rows, len(table))
-        codes = np.array(
-            [ord(character) if character else 0 for character in table], dtype=np.uint32
-        )[numbers]
-        is_character = codes != 0
-        # Number of characters before the end of each label.
-        ends = np.concatenate([[0], np.cumsum(is_character)])[np.cumsum(counts)]
-        lengths = np.diff(ends, prepend=0).astype(np.int64)
-        self._add(
-            [half[0] for half in halves],
-            codes[is_character],
-            lengths,
-            [number for number, _ in rows],
-        )
-        self._num_gaps += int((~is_character).sum())
-
-    def _add(
-        self, names: Sequence[str], codes: CodeArray, text_lengths: IntArray, lines: Iterable[int]
-    ) -> None:
-        packed = [name.encode() for name in names]
-        numbers = np.fromiter(lines, dtype=np.int64)
-        self._chunks.append((b"\n".join(packed), _lengths(packed), codes, text_lengths, numbers))
-
-    def labels(self, path: Path, *, is_index: bool = False) -> Labels:
-        names, name_lengths, codes, text_lengths, lines = zip(*self._chunks, strict=True)
-        return Labels(
-            path=path,
-            names=b"\n".join(names),
-            name_ends=np.cumsum(np.concatenate(name_lengths) + 1) - 1,
-            codes=np.concatenate(codes),
-            text_ends=np.cumsum(np.concatenate(text_lengths)),
-            lines=np.concatenate(lines),
-            is_index=is_index,
-            num_gaps=self._num_gaps,
-        )
-
-
-def _form_of(path: Path, form: str, rows: Rows, chars: Path | None) -> str:
     if form == "auto":
-        first = [line for _, line in rows[:20]]
+        first = [line for _, line in lines]
         if path.suffix.lower() == ".tsv" or 2 * sum("\t" in line for line in first) > len(first):
             return "tsv"
         looks_like_numbers = all(
@@ -350,95 +326,38 @@ def _form_of(path: Path, form: str, rows: Rows, chars: Path | None) -> str:
             return "words"
         form = "index"
     if form == "index" and chars is None:
+        number, line = lines[0]
         raise DataError(
             f"{short_path(path)} has index labels, but data.chars is not set",
-            given=rows[0][1][:60],
-            where=f"{short_path(path)}:{rows[0][0]}",
+            given=line[:60],
+            where=f"{short_path(path)}:{number}",
             fix="Set data.chars=char_std_5990.txt, or data.form=words if the labels are texts.",
         )
     return form
 
 
-def _split(path: Path, rows: Rows, separator: str | None) -> tuple[list[str], list[str]]:
-    """Split rows into names and texts. Columns after a second tab are ignored."""
-    pairs = [line.strip("\r\n").split(separator, 2 if separator else 1) for _, line in rows]
-    short = next((row for row, pair in enumerate(pairs) if len(pair) < 2 or not pair[0]), None)
-    if short is not None:
-        number, line = rows[short]
-        form = FORMS["tsv" if separator else "words"]
-        has_tab = separator is None or separator in line
-        problem = f"is not of the form {form}" if has_tab else "has no tab"
+def _pair(where: str, line: str, form: str) -> tuple[str, str]:
+    """Split a line into name and text. Columns after a second tab are ignored."""
+    pair = line.split("\t", 2) if form == "tsv" else line.split(None, 1)
+    if len(pair) < 2 or not pair[0]:
+        has_tab = form == "words" or "\t" in line
         raise DataError(
-            f"{short_path(path)}:{number} {problem}",
+            f"{where} {f'is not of the form {FORMS[form]}' if has_tab else 'has no tab'}",
             given=line.strip()[:60],
-            allowed=form,
+            allowed=FORMS[form],
             fix="Write the path, a tab and the text, or set data.form.",
         )
-    texts = [pair[1] if separator else pair[1].strip() for pair in pairs]
-    return [pair[0] for pair in pairs], texts
+    return pair[0], pair[1] if form == "tsv" else pair[1].strip()
 
 
-def _lengths(values: Sequence[str] | Sequence[bytes]) -> IntArray:
-    return np.fromiter(map(len, values), dtype=np.int64, count=len(values))
-
-
-def _bad_number(path: Path, rows: Rows, num_chars: int) -> DataError:
-    for number, line in rows:
-        for field in line.split()[1:]:
-            if not field.isdecimal() or len(field) > _MAX_DIGITS or int(field) >= num_chars:
-                return DataError(
-                    f"{short_path(path)}:{number} has {field[:40]}, which is not the number of a character",
-                    allowed=f"0 to {num_chars - 1:,}",
-                    fix="Set data.form=words if the labels are texts, or correct data.chars.",
-                )
-    raise AssertionError("every number is that of a character")
-
-
-def read_chunks(path: Path, encoding: str) -> Iterator[Rows]:
-    """Yield the non-empty lines of a file in chunks, since all lines as strings would take ten times the file's size.
-
-    Raises:
-        DataError: The file cannot be read or decoded, or has too many lines or a too long line.
-    """
-    fix = "Set data.train and data.eval to readable files."
-    content = to_utf8(
-        path, read_list(path, MAX_LABEL_BYTES, fix, "a file with labels"), encoding, "data.encoding"
-    )
-    if content.count(b"\n") > MAX_LINES:
+def _signs(where: str, line: str, characters: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Split a line of index labels into name and characters; empty ones for numbers without a character."""
+    name, *fields = line.split()
+    try:
+        return name, [characters[field] for field in fields]
+    except KeyError as error:
         raise DataError(
-            f"{path} has {content.count(10):,} lines",
-            allowed=f"at most {MAX_LINES:,}",
-            fix="Split the file.",
-        )
-    lines = io.BytesIO(content)
-    number = 0
-    while chunk := _next_lines(path, lines, number):
-        texts = b"".join(chunk).decode().split("\n")
-        rows = [
-            (line_number, line)
-            for line_number, line in enumerate(texts, start=number + 1)
-            if line.strip()
-        ]
-        number += len(chunk)
-        if rows:
-            yield rows
-
-
-def _next_lines(path: Path, lines: io.BytesIO, number: int) -> list[bytes]:
-    """Read the next chunk of lines, after `number` lines that were already read."""
-    chunk: list[bytes] = []
-    num_bytes = 0
-    while (
-        len(chunk) < _CHUNK_LINES
-        and num_bytes < _CHUNK_BYTES
-        and (line := lines.readline(_MAX_LINE_BYTES + 1))
-    ):
-        if len(line) > _MAX_LINE_BYTES:
-            raise DataError(
-                f"{short_path(path)}:{number + len(chunk) + 1} is longer than {_MAX_LINE_BYTES:,} bytes",
-                allowed=f"lines of {' or '.join(FORMS.values())}",
-                fix="Check that this is a label file.",
-            )
-        chunk.append(line)
-        num_bytes += len(line)
-    return chunk
+            f"{where} has {error.args[0][:40]}, which is not the number of a character",
+            allowed=f"0 to {len(characters) - 1:,}",
+            fix="Set data.form=words if the labels are texts, or correct data.chars.",
+        ) from None

@@ -31,7 +31,6 @@ from samebits.recipes.text.files import (
     check_images,
     choose,
     find_alphabet,
-    turned_rows,
 )
 from samebits.recipes.text.images import jitter_line, normalize, stretch
 from samebits.recipes.text.labels import padded_row
@@ -247,10 +246,7 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
         "padded": "\n".join(
             dict.fromkeys(filter(None, (padded_row(lines.labels) for lines in splits.values())))
         ),
-        "warnings": {
-            **overlap_rows(splits["training"].names(), splits["validation"].names()),
-            **turned_rows(splits["training"]),
-        },
+        "warnings": overlap_rows(splits["training"].names(), splits["validation"].names()),
     }
 
 
@@ -344,14 +340,12 @@ def _with_set(config: Config, name: str) -> Config:
 def _left_out(parts: Mapping[str, SelectedLines]) -> str:
     lines = []
     for name, chosen in parts.items():
-        counts = {
-            "with characters that are not in the alphabet": chosen.num_unknown,
-            "too long for their time steps": chosen.num_too_long,
-        }
+        counts = (
+            (chosen.num_unknown, "with characters that are not in the alphabet"),
+            (chosen.num_too_long, "too long for their time steps"),
+        )
         parts_of_row = [
-            f"{count:,} line{'s' if count > 1 else ''} {why}"
-            for why, count in counts.items()
-            if count
+            f"{count:,} line{'s' if count > 1 else ''} {why}" for count, why in counts if count
         ]
         if chosen.labels.num_gaps:
             parts_of_row.append(f"{chosen.labels.num_gaps:,} index labels without a character")

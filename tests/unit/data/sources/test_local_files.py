@@ -8,21 +8,28 @@ from pathlib import Path
 import pytest
 
 from samebits.data.samples import DatasetSamples
+from samebits.data.sources.local_files import MAX_OPEN, _opened
 from samebits.data.sources.tar_shards import TarShards
 from samebits.errors import ConfigError, DataError
 from tests.unit.data.sources.source_files import write_tar
 
 
-def test_more_shards_than_open_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samebits.data.sources.local_files.MAX_OPEN", 2)
-    for number in range(5):
-        write_tar(tmp_path / f"{number}.tar", [("0.cls", b"%d" % number)])
-    num_open = len(os.listdir("/proc/self/fd"))
+def open_shards(folder: Path) -> int:
+    """Return how many files of a folder this process has open."""
+    opened = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
+    return sum(os.readlink(each).startswith(str(folder)) for each in opened if os.path.lexists(each))
+
+
+def test_more_shards_than_open_files_are_read(tmp_path: Path) -> None:
+    count = MAX_OPEN + 3
+    for number in range(count):
+        write_tar(tmp_path / f"{number:03}.tar", [("0.cls", b"%d" % number)])
     shards = TarShards(tmp_path)
-    assert [shards[number]["cls"] for number in (0, 1, 2, 3, 4, 0, 2)] == [0, 1, 2, 3, 4, 0, 2]
-    assert len(os.listdir("/proc/self/fd")) == num_open + 2
-    del shards
-    assert len(os.listdir("/proc/self/fd")) == num_open
+    order = [*range(count), 0, 2]
+    assert [shards[number]["cls"] for number in order] == order
+    assert open_shards(tmp_path) == MAX_OPEN
+    _opened.cache_clear()
+    assert open_shards(tmp_path) == 0
 
 
 def test_a_pattern_a_folder_and_a_list_name_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import resource
 import subprocess
@@ -83,7 +84,7 @@ def test_a_row_with_the_path_of_a_file_alone_names_it(tmp_path: Path, column: st
     with pytest.raises(DataError, match="has only the path of an image file") as error:
         ParquetRows(tmp_path, (column,), decode={column: decode_rgb})[0]
     assert error.value.slots["given"] == "photos/apple/017.jpg"
-    assert "save_to_disk" in error.value.slots["fix"]
+    assert "to_parquet" in error.value.slots["fix"]
 
 
 def test_a_row_with_neither_content_nor_path_has_none(tmp_path: Path) -> None:
@@ -130,12 +131,13 @@ def test_a_file_that_changes_during_training_is_an_error(tmp_path: Path) -> None
         rows[0]
 
 
-def test_more_files_than_open_ones_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samebits.data.sources.parquet_rows._MAX_OPEN", 2)
+def test_files_are_open_only_while_a_row_group_is_read(tmp_path: Path) -> None:
     for number in range(5):
         write(tmp_path / f"{number}.parquet", number, number + 1)
     rows = ParquetRows(tmp_path, cache_bytes=1)
+    num_open = len(os.listdir("/proc/self/fd"))
     assert [rows[number]["x"] for number in (0, 1, 2, 3, 4, 0, 2)] == [0, 1, 2, 3, 4, 0, 2]
+    assert len(os.listdir("/proc/self/fd")) == num_open
     assert DatasetSamples(rows).files == [str(tmp_path / f"{number}.parquet") for number in range(5)]
 
 

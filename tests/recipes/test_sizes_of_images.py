@@ -1,7 +1,6 @@
-"""Images whose sizes can't be trained or evaluated on are named when the data is opened, before the first step."""
+"""Images whose sizes can not be trained or evaluated on are named, from annotations at once, or when they are read."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from samebits.data.images import looked_at
 from samebits.errors import DataError
 from samebits.recipes.pose.coco_files import open_files
 from samebits.recipes.pose.config import DataConfig as PoseData
 from samebits.recipes.segment.config import DataConfig, MakeConfig
 from samebits.recipes.segment.listing import list_images, open_source
 from samebits.recipes.segment.make import make
+from tests.recipes.coco_regions import write_coco
 from tests.synthetic_people import describe, draw_synthetic_image
 
 
@@ -39,6 +38,7 @@ def people(root: Path) -> Callable[[], Any]:
 def regions(root: Path, **settings: Any) -> Callable[[], Any]:
     """Ten images with regions in COCO's format, or with masks if `values` of them are set."""
     make(MakeConfig(num_images=10, size_px=48), root)
+    write_coco(root)
     config = DataConfig(root=root if "values" in settings else root / "coco.json", **settings)
     info = list_images(config, 0)
     return lambda: [open_source(config, info, train=train) for train in (True, False)]
@@ -57,55 +57,27 @@ def wider(image: Path) -> None:
     opened.resize((opened.width + 8, opened.height)).save(image)
 
 
-def with_a_long_header(image: Path) -> None:
-    """Smaller, and with a header longer than the part of a file that is read."""
-    opened = Image.open(image).reduce(2)
-    opened.save(image, icc_profile=bytes(60_000), comment=bytes(60_000))
-
-
 PLACES = {"pose": (people, "images/val2017/2.jpg"), "segment": (regions, "images/0003.jpg"),
           "masks": (masks, "images/0003.jpg"), "images of masks": (masks, "masks/0003.png")}  # fmt: skip
 
 
 @pytest.mark.parametrize("change", [smaller, wider])
 @pytest.mark.parametrize("place", PLACES)
-def test_an_image_of_another_size_is_named_before_training(
+def test_an_image_of_another_size_is_named_when_it_is_read(
     place: str, change: Callable[[Path], None], tmp_path: Path
 ) -> None:
     prepare, image = PLACES[place]
-    open_all = prepare(tmp_path / "data")
-    open_all()
+    sources = prepare(tmp_path / "data")()
     change(tmp_path / "data" / image)
     with pytest.raises(DataError, match=f"{Path(image).stem}.* is [0-9]+x[0-9]+, but") as caught:
-        open_all()
+        read_all(sources)
     assert caught.value.slots["fix"]
 
 
-@pytest.mark.parametrize("is_damaged", [False, True])
-def test_sizes_in_a_zip_file_are_compared_too(is_damaged: bool, tmp_path: Path) -> None:
-    open_all = people(tmp_path)
-    folder = tmp_path / "images/val2017"
-    if is_damaged:  # without a size in its header: found when it is read
-        (folder / "2.jpg").write_bytes(b"\xff\xd8")
-    else:
-        smaller(folder / "2.jpg")
-    shutil.make_archive(str(folder), "zip", folder)
-    shutil.rmtree(folder)
-    if is_damaged:
-        source = open_all()[1]
-        with pytest.raises(DataError, match=r"2\.jpg is not an image"):
-            source.example(1, 0)
-    else:
-        with pytest.raises(DataError, match=r"2\.jpg is 32x32, but 64x64 in its annotation"):
-            open_all()
-
-
-def test_an_image_whose_header_is_too_long_is_named_when_it_is_read(tmp_path: Path) -> None:
-    open_all = people(tmp_path)
-    with_a_long_header(tmp_path / "images/val2017/2.jpg")
-    source = open_all()[1]
-    with pytest.raises(DataError, match=r"2\.jpg is 32x32, but 64x64 in its annotation"):
-        source.example(1, 0)
+def read_all(sources: list[Any]) -> None:
+    for source in sources:
+        for index in range(len(source.names) if hasattr(source, "names") else len(source)):
+            source.read(index, 0) if hasattr(source, "read") else source.example(index, 0)
 
 
 def test_an_image_that_is_too_long_for_pose_estimation_is_named_before_the_first_evaluation(tmp_path: Path) -> None:
@@ -119,19 +91,3 @@ def test_an_image_that_is_too_long_for_pose_estimation_is_named_before_the_first
     assert len(open_files(PoseData(root=tmp_path, train="val2017"), train=True)) == 1
     with pytest.raises(DataError, match="image 2 is 990x30, too long for pose estimation"):
         open_files(PoseData(root=tmp_path), train=False)
-
-
-def test_images_of_another_size_can_still_be_left_out(tmp_path: Path) -> None:
-    regions(tmp_path)
-    smaller(tmp_path / "images/0003.jpg")
-    config = DataConfig(root=tmp_path / "coco.json", on_error="skip")
-    info = list_images(config, 0)
-    assert list(info["skipped"]) == ["images/0003.jpg"]
-    assert sum(len(open_source(config, info, train=train).names) for train in (True, False)) == 9
-
-
-@pytest.mark.parametrize("num", [0, 1, 999, 1000, 1001, 118_287])
-def test_of_many_images_a_thousand_are_looked_at(num: int) -> None:
-    chosen = looked_at([str(number) for number in range(num)])
-    assert len(chosen) <= 1000
-    assert len(chosen) >= min(num, 500)
