@@ -25,6 +25,8 @@ from samebits.recipes.pose.coco_files import read_annotations
 from samebits.recipes.pose.skeletons import COCO
 from samebits.recipes.segment.config import DataConfig
 from samebits.recipes.segment.listing import list_images
+from samebits.recipes.text.config import Config as TextConfig
+from samebits.recipes.text.recipe import dataset_info as text_info
 from samebits.storage.pretrained import load_pretrained
 from tests.recipes.class_folders import found, touch
 
@@ -146,7 +148,7 @@ def test_regions_without_a_pixel_are_refused(tmp_path: Path, change: Callable[..
     path = coco_file(tmp_path / "a", change)
     with pytest.raises(DataError, match=r"no region of . in .*a\.json covers a pixel of its image") as caught:
         list_images(DataConfig(root=path, images=tmp_path / "a/images"), 0)
-    assert caught.value.slots["given"].startswith("annotation ")
+    assert "left, top, right, bottom" in caught.value.slots["given"]
 
 
 def test_regions_in_pixels_are_classes(tmp_path: Path) -> None:
@@ -187,6 +189,19 @@ def test_keypoints_without_names_are_named(tmp_path: Path, caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING, "samebits"):
         read_annotations(people(tmp_path, lambda value: value, None), COCO)
     assert "the category person does not name its keypoints, which are taken as nose, left_eye" in caplog.text
+
+
+@pytest.mark.parametrize(("num_turned", "warned"), [(12, "12 of 12"), (8, "8 of 12"), (2, "")])
+def test_lines_higher_than_wide_are_named(tmp_path: Path, num_turned: int, warned: str) -> None:
+    for number in range(12):
+        Image.new("L", (20, 60) if number < num_turned else (60, 20)).save(tmp_path / f"{number}.png")
+    (tmp_path / "lines.tsv").write_text("".join(f"{number}.png\tabc{number}\n" for number in range(12)))
+    data = {"train": f"{tmp_path}/lines.tsv", "eval": f"{tmp_path}/lines.tsv", "images": tmp_path}
+    rows = text_info(TextConfig.model_validate({"recipe": "text", "data": data}))["warnings"]
+    assert rows.get("images", "").startswith(
+        f"warning: {warned} images of lines are higher than wide" if warned else ""
+    )
+    assert bool(warned) == ("images" in rows)
 
 
 def test_files_of_mnist_may_have_a_dot(tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ from samebits.data.images import (
     MAX_PIXELS,
     ByteArray,
     EncodedImage,
+    looked_at,
+    read_head,
+    stored_size,
 )
 from samebits.errors import DataError, cannot_read
 from samebits.host_memory import without_collections
@@ -311,31 +314,48 @@ def _outline_px(outlines: list[list[float]], height: int, width: int) -> int:
 # Read the images of a dataset from a folder.
 
 
-def read_annotated(path: Path, size: tuple[int, int]) -> ByteArray:
-    """Decode an image of (width, height) to (H, W, 3) RGB bytes as stored: annotations ignore the EXIF orientation.
+class Folder:
+    """Images in a folder."""
 
-    Raises:
-        DataError: It is no image, is damaged, or has another size.
-    """
-    image = EncodedImage(path, upright=False)
-    if image.size == size:
-        return image.pixels()
-    cause = None
-    fix = "Use images and annotations from the same source."
-    if image.size == size[::-1]:
-        cause = "the annotation has width and height swapped"
-        if EncodedImage(path).size == size:
-            cause = "it was annotated after its EXIF rotation, which is not applied here"
-            fix = "Apply the EXIF orientation to the image (mogrify -auto-orient)."
-    raise DataError(
-        f"the image {path} is {image.size[0]}x{image.size[1]}, but {size[0]}x{size[1]} in its annotation",
-        cause=cause,
-        fix=fix,
-    )
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def check_sizes(self, sizes: Mapping[str, tuple[int, int]]) -> None:
+        """Compare the (width, height) of up to a thousand images with their annotations, from their headers alone.
+
+        Raises:
+            DataError: An image has another size, is missing or can't be read.
+        """
+        for name in looked_at(list(sizes)):
+            if stored_size(read_head(self.path / name)) not in (None, sizes[name]):
+                self.pixels(name, sizes[name])  # its error names the cause
+
+    def pixels(self, name: str, size: tuple[int, int]) -> ByteArray:
+        """Decode an image of (width, height) to (H, W, 3) RGB bytes as stored: annotations ignore the EXIF orientation.
+
+        Raises:
+            DataError: It is no image, is damaged, or has another size.
+        """
+        path = f"{self.path}/{name}"
+        image = EncodedImage(path, upright=False)
+        if image.size == size:
+            return image.pixels()
+        cause = None
+        fix = "Use images and annotations from the same source."
+        if image.size == size[::-1]:
+            cause = "the annotation has width and height swapped"
+            if EncodedImage(path).size == size:
+                cause = "it was annotated after its EXIF rotation, which is not applied here"
+                fix = "Apply the EXIF orientation to the image (mogrify -auto-orient)."
+        raise DataError(
+            f"the image {path} is {image.size[0]}x{image.size[1]}, but {size[0]}x{size[1]} in its annotation",
+            cause=cause,
+            fix=fix,
+        )
 
 
-def find_images(candidates: Sequence[Path], names: Sequence[str], fix: str) -> Path:
-    """Return the first folder of images that exists; `fix`: what the user can do if some are missing, a sentence.
+def open_folder(candidates: Sequence[Path], names: Sequence[str], fix: str) -> Folder:
+    """Open the first folder of images that exists; `fix`: what the user can do if some are missing, a sentence.
 
     Raises:
         DataError: None of them exists, or images are missing.
@@ -362,4 +382,4 @@ def find_images(candidates: Sequence[Path], names: Sequence[str], fix: str) -> P
             given="\n".join(missing[:3]) + more,
             fix=fix,
         )
-    return path
+    return Folder(path)

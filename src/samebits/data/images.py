@@ -5,6 +5,7 @@ import io
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from PIL import (
 )
 
 from samebits.errors import DataError, SamebitsError, cannot_read
-from samebits.plain_file import read_plain
+from samebits.plain_file import open_plain, read_plain
 
 # Opening untrusted image files: a fixed list of formats, and limits checked before decoding (ADR 28).
 #
@@ -60,6 +61,9 @@ PROGRESSIVE_BYTES_PER_PIXEL = 9
 _MAX_SCANNED_PIXELS = 2_000_000_000
 _MANY_SCANS = 100
 
+HEAD_BYTES = 1 << 16  # of a file, in which most formats have the size of the image
+_MAX_LOOKED_AT = 1000  # files whose sizes are compared before training: a fraction of a second
+
 # TIFF tags
 _TILE_WIDTH = 322
 _TILE_LENGTH = 323
@@ -77,6 +81,28 @@ def read_content(path: Path | str) -> bytes:
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
             raise too_large(path, os.stat(path).st_size) from None
         raise damaged(path, error) from error
+
+
+def looked_at(names: Sequence[str]) -> Sequence[str]:
+    """Return evenly spaced names, at most a thousand: where sizes do not fit, they rarely do so in a single image."""
+    return names[:: -(-len(names) // _MAX_LOOKED_AT) or 1]
+
+
+def read_head(path: Path | str) -> bytes:
+    """Read the beginning of a file. Raises DataError if it can't be read, or is no regular file."""
+    try:
+        with open_plain(Path(path)) as file:
+            return file.read(HEAD_BYTES)
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        raise damaged(path, error) from error
+
+
+def stored_size(head: bytes) -> tuple[int, int] | None:
+    """Return (width, height) as stored, from the first bytes of an image file; None where they do not have it."""
+    try:
+        return open_image(head, "").size
+    except DataError:  # its size is elsewhere, or it is no image: both are found when it is read
+        return None
 
 
 def open_image(content: bytes, name: Path | str) -> Image.Image:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationInfo, create_mo
 
 from samebits.data.coco import (
     FIX,
+    Folder,
     Id,
     IsCrowd,
     Number,
@@ -19,9 +20,8 @@ from samebits.data.coco import (
     check_entries,
     check_region,
     draw_regions,
-    find_images,
     index_coco,
-    read_annotated,
+    open_folder,
     read_coco,
     shown,
 )
@@ -197,7 +197,7 @@ class _Image(NamedTuple):
     """An image of a split."""
 
     coco: COCO  # the annotation file
-    folder: Path
+    folder: Folder
     entry: dict[str, Any]
 
 
@@ -219,7 +219,7 @@ class AnnotatedImages:
     @property
     def files(self) -> list[str]:
         """Paths of the images."""
-        return [f"{folder}/{image['file_name']}" for _, folder, image in self._images]
+        return [f"{folder.path}/{image['file_name']}" for _, folder, image in self._images]
 
     def example(self, index: int, key: int) -> Example:
         """Read an image."""
@@ -229,7 +229,7 @@ class AnnotatedImages:
         shown = [person for person in people if not person["iscrowd"] or person["num_keypoints"]]
         joints = np.array([person["keypoints"] for person in shown], np.float64)
         return Example(
-            rgb=read_annotated(folder / image["file_name"], (image["width"], image["height"])),
+            rgb=folder.pixels(image["file_name"], (image["width"], image["height"])),
             joints=joints.reshape(-1, self._num_joints, 3),
             # 0 becomes 255, and 1, in crowds and on people without keypoints, becomes 0.
             mask=draw_regions(coco, hidden, image["id"]) - np.uint8(1) if hidden else None,
@@ -285,7 +285,9 @@ def open_files(config: DataConfig, *, train: bool) -> AnnotatedImages:
             config.root.expanduser() / form.format(name) for form in IMAGE_FOLDERS[config.name]
         ]
         fix = "Download them, or set data.root to the folder of the dataset."
-        folder = find_images(folders, [image["file_name"] for image in images], fix)
+        folder = open_folder(folders, [image["file_name"] for image in images], fix)
+        sizes = {image["file_name"]: (image["width"], image["height"]) for image in images}
+        folder.check_sizes(sizes)
         for image in () if train else images:
             check_shape(f"image {image['id']}", image["width"], image["height"])
         found += [_Image(coco, folder, image) for image in images]

@@ -15,15 +15,14 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel
 
 from samebits.data.coco import (
+    Folder,
     Id,
     RegionEntry,
     check_entries,
     draw_regions,
-    find_images,
     index_coco,
-    read_annotated,
+    open_folder,
     read_coco,
-    shown,
 )
 from samebits.data.images import ByteArray
 from samebits.data.names import choose_validation, overlap_rows
@@ -52,14 +51,25 @@ class _Category(BaseModel):
     name: Annotated[str, AfterValidator(_class_name)]
 
 
+def _bounds(region: Mapping[str, Any]) -> tuple[float, float, float, float] | None:
+    """Return left, top, right and bottom of a region in pixels; None for run lengths, or if it has another form."""
+    try:
+        outlines = [outline[: len(outline) // 2 * 2] for outline in region["segmentation"]]
+        points = np.concatenate([np.reshape(outline, (-1, 2)) for outline in outlines])
+        return *points.min(axis=0).tolist(), *points.max(axis=0).tolist()
+    except (TypeError, ValueError, KeyError):
+        return None
+
+
 def _covers_a_pixel(region: Mapping[str, Any], image: Mapping[str, int]) -> bool:
-    outlines = region["segmentation"]
-    if not isinstance(outlines, list):  # run lengths
+    bounds = _bounds(region)
+    if bounds is None:
         return True
-    points = np.concatenate([np.reshape(each[: len(each) // 2 * 2], (-1, 2)) for each in outlines])
-    size = (image["width"], image["height"])
-    inside = np.minimum(points.max(axis=0), size) - np.maximum(points.min(axis=0), 0)
-    return bool((inside >= 1).all())
+    left, top, right, bottom = bounds
+    return (
+        min(right, image["width"]) - max(left, 0) >= 1
+        and min(bottom, image["height"]) - max(top, 0) >= 1
+    )
 
 
 class CocoFile:
@@ -122,9 +132,10 @@ class CocoFile:
                 covering.add(kind)
         for kind, region in first.items():
             if kind not in covering:
+                box = ", ".join(f"{value:g}" for value in _bounds(region) or ())
                 raise DataError(
                     f"no region of {self.categories[kind]} in {self.path} covers a pixel of its image",
-                    given=f"annotation {region['id']}: {shown(region['segmentation'])}",
+                    given=f"annotation {region['id']}: left, top, right, bottom {box}",
                     cause="coordinates are fractions of the image (0 to 1), or the image is another one",
                     fix="Write coordinates in pixels of the images.",
                 )
@@ -158,11 +169,12 @@ class CocoFile:
             DataError: Images are missing.
         """
         fix = "Set data.images to the folder of the images."
-        find_images([self._folder], names, fix)
-        for name in names:
-            self._size(name)
-        read = partial(self._read, classes=info["classes"])
-        return LabelSource(names, read, [self.path, *map(self.image_path, names)])
+        folder = open_folder([self._folder], names, fix)
+        folder.check_sizes({name: self._size(name) for name in names})
+        read = partial(self._read, folder=folder, classes=info["classes"])
+        return LabelSource(
+            names, read, [str(self.path), *(f"{folder.path}/{name}" for name in names)]
+        )
 
     def _size(self, name: str) -> tuple[int, int]:
         """Return the (width, height) of an image by its annotation."""
@@ -182,9 +194,11 @@ class CocoFile:
             )
         return width, height
 
-    def _read(self, name: str, _key: int, *, classes: Sequence[str]) -> tuple[ByteArray, ByteArray]:
-        pixels = read_annotated(self.image_path(name), self._size(name))
-        return pixels, self._labels(self._images[name], classes)
+    def _read(
+        self, name: str, _key: int, *, folder: Folder, classes: Sequence[str]
+    ) -> tuple[ByteArray, ByteArray]:
+        size = self._size(name)
+        return folder.pixels(name, size), self._labels(self._images[name], classes)
 
     def _labels(self, image: Mapping[str, Any], classes: Sequence[str]) -> ByteArray:
         """Draw the labels of an image: (H, W) bytes, the index of the class, or `IGNORED`."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from samebits.cores import num_cores
-from samebits.data.images import ByteArray, EncodedImage
+from samebits.data.images import ByteArray, EncodedImage, looked_at, read_head, stored_size
 from samebits.data.names import check_names, walk
 from samebits.errors import DataError
 from samebits.metrics.segmentation import IGNORED
@@ -87,8 +87,14 @@ class MaskFolder:
             info: `values`: the value of each class in the masks.
 
         Raises:
-            DataError: An image or its mask is missing.
+            DataError: An image or its mask is missing, or of up to a thousand that are looked at, one has another size.
         """
+        for name in looked_at(names):
+            image = stored_size(read_head(self.image_path(name)))
+            mask = stored_size(read_head(self._root / self._find(self._masks, name)))
+            # As sets: an EXIF orientation, which may be behind the pixels, swaps width and height.
+            if image and mask and {*image} != {*mask}:
+                self.pair(name)  # its error names the cause
         files = [
             self._root / self._find(found, name)
             for found in (self._images, self._masks)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from samebits.recipes.text.images import GrayArray, gray, nearest_width, open_pa
 from samebits.recipes.text.labels import Labels, missing_images, read_labels
 
 BoolArray = npt.NDArray[np.bool_]
+_LOOKED_AT = 100  # images whose form is looked at
+_LINE_LENGTH = 3  # characters, from which a line of usual writing is wider than high
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +153,23 @@ def check_images(lines: SelectedLines) -> None:
             where=f"{labels.where(missing[0])}" + (f", in the folder {folder}" if folder else ""),
             fix="Restore the images, delete the lines, or set data.images to the folder of all images.",
         )
+
+
+def turned_rows(lines: SelectedLines) -> dict[str, str]:
+    """Return a header row that warns of images that are higher than wide: a line is squeezed in them."""
+    lengths = np.diff(lines.labels.text_ends, prepend=0)[lines.rows]
+    indices = np.flatnonzero(lengths >= _LINE_LENGTH)
+    chosen = indices[:: max(1, len(indices) // _LOOKED_AT)].tolist()
+    num_turned = 0
+    for index in chosen:
+        with suppress(DataError):  # an unreadable image is reported when it is read
+            width, height = _opened(lines.labels, int(lines.rows[index]), lines.folder).size
+            num_turned += height > width
+    if 2 * num_turned <= len(chosen):
+        return {}
+    return {
+        "images": f"warning: {num_turned} of {len(chosen)} images of lines are higher than wide: turn them by 90°"
+    }
 
 
 def label_path(config: DataConfig, *, train: bool) -> Path:

@@ -31,6 +31,7 @@ from samebits.recipes.text.files import (
     check_images,
     choose,
     find_alphabet,
+    turned_rows,
 )
 from samebits.recipes.text.images import jitter_line, normalize, stretch
 from samebits.recipes.text.labels import padded_row
@@ -246,7 +247,10 @@ def dataset_info(config: Config) -> Mapping[str, Any]:
         "padded": "\n".join(
             dict.fromkeys(filter(None, (padded_row(lines.labels) for lines in splits.values())))
         ),
-        "warnings": overlap_rows(splits["training"].names(), splits["validation"].names()),
+        "warnings": {
+            **overlap_rows(splits["training"].names(), splits["validation"].names()),
+            **turned_rows(splits["training"]),
+        },
     }
 
 

@@ -1,4 +1,4 @@
-"""Images whose sizes can not be trained or evaluated on are named, from annotations at once, or when they are read."""
+"""Images whose sizes can't be trained or evaluated on are named when the data is opened, before the first step."""
 
 import json
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from samebits.data.images import looked_at
 from samebits.errors import DataError
 from samebits.recipes.pose.coco_files import open_files
 from samebits.recipes.pose.config import DataConfig as PoseData
@@ -57,27 +58,36 @@ def wider(image: Path) -> None:
     opened.resize((opened.width + 8, opened.height)).save(image)
 
 
+def with_a_long_header(image: Path) -> None:
+    """Smaller, and with a header longer than the part of a file that is read."""
+    opened = Image.open(image).reduce(2)
+    opened.save(image, icc_profile=bytes(60_000), comment=bytes(60_000))
+
+
 PLACES = {"pose": (people, "images/val2017/2.jpg"), "segment": (regions, "images/0003.jpg"),
           "masks": (masks, "images/0003.jpg"), "images of masks": (masks, "masks/0003.png")}  # fmt: skip
 
 
 @pytest.mark.parametrize("change", [smaller, wider])
 @pytest.mark.parametrize("place", PLACES)
-def test_an_image_of_another_size_is_named_when_it_is_read(
+def test_an_image_of_another_size_is_named_before_training(
     place: str, change: Callable[[Path], None], tmp_path: Path
 ) -> None:
     prepare, image = PLACES[place]
-    sources = prepare(tmp_path / "data")()
+    open_all = prepare(tmp_path / "data")
+    open_all()
     change(tmp_path / "data" / image)
     with pytest.raises(DataError, match=f"{Path(image).stem}.* is [0-9]+x[0-9]+, but") as caught:
-        read_all(sources)
+        open_all()
     assert caught.value.slots["fix"]
 
 
-def read_all(sources: list[Any]) -> None:
-    for source in sources:
-        for index in range(len(source.names) if hasattr(source, "names") else len(source)):
-            source.read(index, 0) if hasattr(source, "read") else source.example(index, 0)
+def test_an_image_whose_header_is_too_long_is_named_when_it_is_read(tmp_path: Path) -> None:
+    open_all = people(tmp_path)
+    with_a_long_header(tmp_path / "images/val2017/2.jpg")
+    source = open_all()[1]
+    with pytest.raises(DataError, match=r"2\.jpg is 32x32, but 64x64 in its annotation"):
+        source.example(1, 0)
 
 
 def test_an_image_that_is_too_long_for_pose_estimation_is_named_before_the_first_evaluation(tmp_path: Path) -> None:
@@ -91,3 +101,10 @@ def test_an_image_that_is_too_long_for_pose_estimation_is_named_before_the_first
     assert len(open_files(PoseData(root=tmp_path, train="val2017"), train=True)) == 1
     with pytest.raises(DataError, match="image 2 is 990x30, too long for pose estimation"):
         open_files(PoseData(root=tmp_path), train=False)
+
+
+@pytest.mark.parametrize("num", [0, 1, 999, 1000, 1001, 118_287])
+def test_of_many_images_a_thousand_are_looked_at(num: int) -> None:
+    chosen = looked_at([str(number) for number in range(num)])
+    assert len(chosen) <= 1000
+    assert len(chosen) >= min(num, 500)
