@@ -37,7 +37,7 @@ def test_a_report_names_module_cause_and_fix_in_80_columns(tmp_path: Path) -> No
     (tmp_path / "recipe.py").write_text(source)
     done = samebits("check", "recipe.py", cwd=tmp_path, code=1)
     assert "FAIL" in done.stdout
-    assert "`drop` differs between two passes of one micro-batch" in done.stdout
+    assert "`drop` differs between 1 process and 2 processes" in " ".join(done.stdout.split())
     assert f"(recipe.py:{_marked(source)})" in " ".join(done.stdout.split())
     assert "fix    Draw from torch's" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80

@@ -26,7 +26,7 @@ DOORS: dict[str, dict[str, str]] = {
         "launch.start": "a user's program may be one rank of a world",
     },
     "replay": {
-        "cluster.collectives": "a metric's state is tried as ranks send it; only rank 0 compares with a record",
+        "cluster.collectives": "answers of a trial are encoded; only rank 0 compares with a record",
         "cluster.signals": "an interpreter of its own ends with its parent",
         "engine.build module.check_model": "each part of a recipe is built under a tracer, and two runs in one process",
         "engine.checkpoints optim.build": "a trial stops, saves and resumes; states are restored and copied",

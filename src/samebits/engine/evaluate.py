@@ -142,23 +142,33 @@ def options_of(parts: Parts, config: RunConfig) -> dict[str, Any]:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode; at the end, restore each module's mode and the values of its buffers."""
     modes = [(module, module.training) for module in model.modules()]
-    # A model may count or collect values in a forward pass, different ones on each rank.
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
+    restore = buffers_of(model)
     model.eval()
     try:
         yield
     finally:
         for module, is_training in modes:
             module.training = is_training
-        with torch.no_grad():
-            for module, name, buffer, value in buffers:
-                # A forward pass may have bound the name to another
-                # tensor. References to the original one must stay valid.
-                setattr(module, name, buffer.copy_(value))
+        restore()
+
+
+def buffers_of(model: nn.Module) -> Callable[[], None]:
+    """Keep the buffers of a model and their values, and return a function that restores both."""
+    # A model may count or collect values in a forward pass, different ones on each rank.
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+
+    @torch.no_grad()
+    def restore() -> None:
+        for module, name, buffer, value in buffers:
+            # A forward pass may have bound the name to another
+            # tensor. References to the original one must stay valid.
+            setattr(module, name, buffer.copy_(value))
+
+    return restore
 
 
 def _merge(

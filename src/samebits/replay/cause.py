@@ -1,158 +1,123 @@
 """From differences to causes: which of the things that a recipe reads or keeps explains what the trials show."""
 
-import ast
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from samebits.replay import compare, context
-from samebits.replay.context import REPLACED, UNSAVED, WRITTEN
-from samebits.replay.state import CACHE, GENERATOR, STATE
+from samebits.replay.compare import (
+    EVALUATION,
+    FORWARD,
+    GRADIENTS,
+    LOSS,
+    SAMPLES,
+    START,
+)
+from samebits.replay.sources import (
+    CLOCK,
+    ENTROPY,
+    HASH,
+    ITERATOR,
+    MERGE,
+    PROCESS,
+    RANK,
+    WORKER,
+    Suspect,
+)
+from samebits.replay.state import CACHE, GENERATOR, IMPORT, STATE
 
 SET_ORDER = "set order"
-IMPORT = "import"
+REPLACED = "replaced"
+WRITTEN = "written"
+UNSAVED = "unsaved"
+ERROR = "error"
 UNKNOWN = "unknown"
-# Phases in which the values of a stage are made, the most likely first.
+# What a recipe does while the values of a stage are made, the most likely first.
 _PHASES = {
-    compare.START: ("init_weights", "build", "import"),
-    compare.SAMPLES: ("training sample", "open", "build", "import"),
-    compare.FORWARD: ("forward", "build", "import"),
-    compare.LOSS: ("loss", "forward", "build", "import"),
-    compare.GRADIENTS: ("backward", "forward", "loss", "build", "import"),
-    compare.EVALUATION: ("validation sample", "metric", "evaluation", "open", "build", "import"),
+    START: ("init_weights", "build", "import"),
+    SAMPLES: (SAMPLES, "open", "build", "import"),
+    FORWARD: (FORWARD, "build", "import"),
+    LOSS: (LOSS, FORWARD, "build", "import"),
+    GRADIENTS: (LOSS, FORWARD, "build", "import"),
+    EVALUATION: (EVALUATION, "open", "build", "import"),
+    # The ranks differ in initial weights, samples or a micro-batch.
+    ERROR: (
+        "init_weights",
+        SAMPLES,
+        FORWARD,
+        LOSS,
+        "open",
+        "build",
+        "import",
+    ),
 }
-# Kinds that differ when the same process computes the same again, the most telling first.
-_SEEN_AGAIN = (
-    WRITTEN, REPLACED, GENERATOR, context.ENTROPY, STATE, CACHE, context.ITERATOR, context.CLOCK, context.PROCESS,
-)  # fmt: skip
-# Kinds that differ only in another process, interpreter, worker or world.
-_ELSEWHERE = {
-    "hash": (context.HASH, SET_ORDER, context.ENTROPY, IMPORT, context.PROCESS),
-    "worker": (context.WORKER, context.PROCESS, CACHE, STATE, GENERATOR),
-    "resume": (UNSAVED, CACHE, STATE, GENERATOR, context.ENTROPY, context.CLOCK, context.PROCESS),
+# Phases that run once in a process, so that they cannot differ there.
+_ONCE = ("import", "build")
+# Kinds that explain a difference, the most telling first, by where it shows: when the same process computes the same
+# again, or only in another process, interpreter, worker or world.
+_KINDS = {
+    "again": (
+        GENERATOR, ENTROPY, STATE, CACHE, ITERATOR, CLOCK, PROCESS,
+    ),
+    "hash": (HASH, SET_ORDER, ENTROPY, IMPORT, PROCESS),
+    "worker": (WORKER, PROCESS, CACHE, STATE, GENERATOR),
+    "resume": (UNSAVED, CACHE, STATE, GENERATOR, ENTROPY, CLOCK, PROCESS),
     "world": (
-        context.RANK, context.PROCESS, CACHE, UNSAVED, STATE, GENERATOR, context.ENTROPY, IMPORT, context.WORKER,
-        context.CLOCK, context.HASH,
+        RANK, MERGE, PROCESS, CACHE, UNSAVED, STATE, GENERATOR, ENTROPY, IMPORT, WORKER,
+        CLOCK, HASH,
     ),
     "process": (
-        context.ENTROPY, IMPORT, context.PROCESS, context.RANK, context.CLOCK, CACHE, STATE, GENERATOR, context.WORKER,
-        context.HASH, SET_ORDER,
+        ENTROPY, IMPORT, PROCESS, RANK, CLOCK, CACHE, STATE, GENERATOR, WORKER,
+        HASH, SET_ORDER, UNSAVED,
     ),
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Cause:
-    """A possible cause.
-
-    Attributes:
-        kind: A constant of `sources`, `state`, `context` or this module.
-        what: The call, or the path of the state.
-        file: The user's source file; empty if it is not known.
-        line: The line in it.
-        phase: What the recipe was doing.
-        acts: Whether the result was seen to differ by it alone; None for what was not tried.
-    """
-
-    kind: str
-    what: str
-    file: str = ""
-    line: int = 0
-    phase: str = ""
-    acts: bool | None = None
-
-
-def candidates(notes: dict[str, Any], stage: str, where: str) -> list[Cause]:
-    """Return the possible causes of a difference, the best first.
+def explain(notes: Mapping[str, Any], stage: str, where: str) -> tuple[list[Suspect], str, str]:
+    """Return the possible causes of a difference, the best first, and a cause and a fix in words.
 
     Args:
-        stage: The stage of the first difference, a constant of `compare`.
-        where: "again" if the same process shows the difference when it computes the same again; otherwise which
-            trials show it: "hash", "worker", "resume", "world" or "process".
+        notes: What the probes have found; see `probe`.
+        stage: The stage of the first difference, a constant of `compare`, or ERROR.
+        where: Which trials show it: "hash", "worker", "resume", "world" or "process".
     """
-    later = (compare.BUFFERS, compare.WEIGHTS, compare.OPTIMIZER, compare.RANKS)
-    phases = _PHASES[compare.FORWARD if stage in later else stage]
-    kinds = _SEEN_AGAIN if where == "again" else _ELSEWHERE[where]
-    found = [cause for cause in _all(notes) if cause.phase in phases and cause.kind in kinds]
-    if where == "again":  # what happens once, before the first sample, cannot differ in one process
-        found = [cause for cause in found if cause.phase not in ("import", "build", "open")]
-    if any(cause.acts for cause in found):
-        found = [cause for cause in found if cause.acts]
-    elif where == "again" and any(
-        notes["checks"].get(f"other than state {phase}") for phase in phases
-    ):
-        kinds = tuple(sorted(kinds, key=lambda kind: kind in (GENERATOR, STATE, CACHE)))
-    if stage == compare.LOSS:  # the state of the loss function before that of the model
-        found.sort(key=lambda cause: not cause.what.startswith("loss"))
-    return sorted(
-        found,
-        key=lambda cause: (kinds.index(cause.kind), phases.index(cause.phase), not cause.file),
-    )
+    phases = _PHASES.get(stage, _PHASES[FORWARD])
+    suspects = [Suspect(**each) for each in notes["suspects"]]
+    if any(each in (stage, *phases) for each, _ in notes["again"]):
+        where = "again"
+        phases = tuple(phase for phase in phases if phase not in _ONCE)
+    kinds = (WRITTEN, REPLACED, *_KINDS[where])
+
+    def rank(suspect: Suspect) -> tuple[object, ...]:
+        # The state of the loss function before that of the model, or after it.
+        is_elsewhere = suspect.what.startswith("loss") != (stage == LOSS)
+        place = kinds.index(suspect.kind), phases.index(suspect.phase)
+        return *place, is_elsewhere, not suspect.file
+
+    found = [each for each in suspects if each.kind in kinds and each.phase in phases]
+    found.sort(key=rank)
+    best = found[0] if found else Suspect(UNKNOWN, _UNKNOWN[where])
+    unit = "sample" if stage in (SAMPLES, EVALUATION) else "micro-batch"
+    text, fix = _TEXTS[best.kind]
+    words = {"what": best.what, "unit": unit, "seeded": _SEEDED[unit]}
+    return found, text.format(**words), fix.format(**words)
 
 
-def _all(notes: dict[str, Any]) -> Iterable[Cause]:
-    for each in notes["sources"]:
-        yield Cause(each["kind"], each["what"], each["file"], each["line"], each["phase"])
-    for each in notes["state"]:
-        kind = IMPORT if each["phase"] == "import" else each["kind"]
-        name = each["path"]
-        what = f"{name} ({each['what']})" if kind == GENERATOR else name
-        yield Cause(kind, what, each["file"], each["line"], each["phase"], each.get("acts"))
-    sets = [(file, line) for file in notes.get("files", []) for line in loops_over_sets(file)]
-    for phase in ("open", "build", "training sample", "forward"):
-        for file, line in sets:
-            yield Cause(SET_ORDER, "a set", file, line, phase)
-
-
-@cache
-def loops_over_sets(file: str) -> tuple[int, ...]:
+def loops_over_sets(file: str) -> list[int]:
     """Return the lines of a source file that iterate over a set, other than through sorted(), len() and the like."""
     try:
-        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return ()
-    lines = []
-    for node in ast.walk(tree):
-        loops: Sequence[ast.expr] = ()
-        if isinstance(node, ast.For):
-            loops = [node.iter]
-        elif isinstance(node, ast.ListComp | ast.DictComp | ast.GeneratorExp):
-            loops = [each.iter for each in node.generators]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
-            "list",
-            "tuple",
-            "enumerate",
-            "iter",
-            "zip",
-        ):
-            loops = node.args
-        lines += [loop.lineno for loop in loops if _is_set(loop)]
-    return tuple(sorted(set(lines)))
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return []
+    return [number for number, line in enumerate(lines, start=1) if _LOOP.search(line)]
 
 
-def _is_set(node: ast.expr) -> bool:
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "enumerate" and node.args:
-        return _is_set(node.args[0])
-    is_call = isinstance(node, ast.Call) and ast.unparse(node.func) in ("set", "frozenset")
-    return is_call or isinstance(node, ast.Set | ast.SetComp)
-
-
-def explain(cause: Cause | None, stage: str, where: str) -> tuple[str, str]:
-    """Return a cause and a fix in words.
-
-    Args:
-        cause, stage: The cause, None if none was found, and the stage of the difference.
-        where: As for `candidates`.
-    """
-    unit = "sample" if stage in (compare.SAMPLES, compare.EVALUATION) else "micro-batch"
-    if cause is None:
-        return _UNKNOWN[
-            where
-        ], f"Make it a function of the {unit} and of its seeded random numbers alone."
-    text, fix = _TEXTS[cause.kind]
-    return text.format(what=cause.what, unit=unit), fix.format(unit=unit, seeded=_SEEDED[unit])
+# A set is a call of set or frozenset, or braces without a colon or ** (a dict).
+_LOOP = re.compile(
+    r"""(\bfor\ (?:(?!\ in\ ).)+\ in\ | \b(list|tuple|enumerate|iter|zip)\()
+    (set\(|frozenset\(|\{(?!\*\*)[^:}]+(\}|\ for\ ))""",
+    re.VERBOSE,
+)
 
 
 _SEEDED = {
@@ -161,25 +126,29 @@ _SEEDED = {
     "micro-batch": "Draw from torch's, numpy's or Python's global generator, which is seeded for each micro-batch.",
 }
 _TEXTS = {
+    UNKNOWN: (
+        "{what}",
+        "Make it a function of the {unit} and of its seeded random numbers alone.",
+    ),
     GENERATOR: (
         "it draws from a random generator of its own, {what}, which continues from earlier calls",
         "{seeded}",
     ),
-    context.ENTROPY: ("it draws from an unseeded source: {what}", "Remove it. {seeded}"),
-    context.CLOCK: ("it reads the clock: {what}", "Compute the {unit} without the time."),
-    context.PROCESS: (
+    ENTROPY: ("it draws from an unseeded source: {what}", "Remove it. {seeded}"),
+    CLOCK: ("it reads the clock: {what}", "Compute the {unit} without the time."),
+    PROCESS: (
         "it reads what identifies a process, host or object: {what}",
         "Compute the {unit} without it.",
     ),
-    context.RANK: (
+    RANK: (
         "it reads the rank or the number of processes: {what}",
         "Compute the {unit} without it.",
     ),
-    context.WORKER: (
+    WORKER: (
         "it depends on the DataLoader worker: {what}",
         "Compute the {unit} without the worker's id and seed. {seeded}",
     ),
-    context.HASH: (
+    HASH: (
         "it calls {what}, whose result for text depends on PYTHONHASHSEED",
         "Use zlib.crc32(text.encode()) or hashlib.",
     ),
@@ -187,7 +156,7 @@ _TEXTS = {
         "the order of {what} of texts depends on PYTHONHASHSEED",
         "Sort it: sorted(set(...)).",
     ),
-    context.ITERATOR: (
+    ITERATOR: (
         "it takes the next value of an iterator ({what}), which continues from earlier calls",
         "Compute the value from the sample's index or key.",
     ),
@@ -211,6 +180,10 @@ _TEXTS = {
     WRITTEN: (
         "forward writes into parameter {what}",
         "Keep changing state in a buffer that is written in place and listed in averaged_buffers.",
+    ),
+    MERGE: (
+        "{what}() does not give what add() over all samples gives",
+        "Count integers in add, and add the counts up in merge.",
     ),
     UNSAVED: (
         "buffer {what} changes in training and is not saved (persistent=False), so a resumed run starts without it",

@@ -6,9 +6,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from samebits.cluster import collectives
 from samebits.config.schema import RunConfig
 from samebits.errors import LaunchError
 from samebits.process_range import ProcessRange
-from samebits.replay.compare import merge_ranks
+from samebits.replay.compare import first_difference, merge_ranks
 from samebits.replay.judge import Finding, Outcome, judge, not_portable, num_portable
 from samebits.replay.probe import probe
 from samebits.replay.trace import Trace
@@ -42,7 +42,7 @@ class Report:
         return {
             "exact": not self.findings,
             "ok": self.passed,
-            "findings": [finding.to_json() for finding in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
             "seconds": round(self.seconds, 1),
         }
 
@@ -84,13 +84,10 @@ def check(
             with in_interpreter(source, given, folder / "answer", seed) as wait:
                 for done, trial in enumerate(trials, start=1):
                     progress(trial.name, done, total)
-                    outcomes.append(
-                        _outcome(
-                            trial, _answers(trial.procs, config, run_trial, source, given, trial)
-                        )
-                    )
+                    answers = _answers(trial.procs, config, run_trial, source, given, trial)
+                    outcomes.append(_outcome(trial, answers, outcomes))
                 progress(OTHER_HASH.name, total - 1, total)
-                outcomes.append(_outcome(OTHER_HASH, [wait()]))
+                outcomes.append(_outcome(OTHER_HASH, [wait()], outcomes))
         findings, equal = judge(notes, outcomes)
     return Report(
         findings,
@@ -111,7 +108,7 @@ def _answers(
     return ask(entry, arguments, ProcessRange(procs, procs), config, failure)
 
 
-def _outcome(trial: Trial, answers: list[Any]) -> Outcome:
+def _outcome(trial: Trial, answers: list[Any], before: Sequence[Outcome]) -> Outcome:
     failed = [answer for answer in answers if "error" in answer]
     if failed:
         # A rank that lost another one reports that; the other one has the reason.
@@ -124,7 +121,9 @@ def _outcome(trial: Trial, answers: list[Any]) -> Outcome:
         line = first.get("line")
         return Outcome(trial, None, first["error"], (line[0], line[1]) if line else None)
     trace, ranks = merge_ranks([Trace.from_plain(answer) for answer in answers])
-    return Outcome(trial, trace, ranks=ranks)
+    reference = before[0].record if before else None
+    found = None if reference is None else first_difference(reference, trace)
+    return Outcome(trial, trace, difference=found or ranks)
 
 
 @contextmanager

@@ -18,10 +18,10 @@ import pytest
 import torch
 from torch import nn
 
-from samebits.replay import context
+from samebits.replay import sources
 from samebits.replay.cause import loops_over_sets
-from samebits.replay.context import SourceTracer
-from samebits.replay.state import CACHE, GENERATOR, STATE, LineWatch, changed, find_cells
+from samebits.replay.sources import SourceTracer
+from samebits.replay.state import CACHE, GENERATOR, STATE, changed, find_cells, line_watch
 
 SOURCE = """
 class Reader:
@@ -54,8 +54,8 @@ def module(tmp_path: Path) -> Iterator[ModuleType]:
 @pytest.mark.parametrize("rng", [random.Random(1), np.random.default_rng(1), np.random.RandomState(1)])
 def test_a_generator_that_draws_is_found(module: ModuleType, rng: object) -> None:
     reader = module.Reader(rng)
-    (cell,), _ = changed({"dataset": reader}, reader.draw)
-    assert (cell.path, cell.kind) == ("dataset.rng", GENERATOR)
+    [(path, cell)] = changed(lambda: find_cells({"dataset": reader}), reader.draw).items()
+    assert (path, cell.kind) == ("dataset.rng", GENERATOR)
 
 
 def test_a_torch_generator_in_a_closure_is_found() -> None:
@@ -64,8 +64,8 @@ def test_a_torch_generator_in_a_closure_is_found() -> None:
     def loss() -> torch.Tensor:
         return torch.rand(1, generator=generator)
 
-    (cell,), _ = changed({"loss": loss}, loss)
-    assert (cell.path, cell.what) == ("loss.generator", "torch.Generator")
+    [(path, cell)] = changed(lambda: find_cells({"loss": loss}), loss).items()
+    assert (path, cell.kind) == ("loss.generator", GENERATOR)
 
 
 def test_counters_containers_arrays_and_caches_are_found() -> None:
@@ -84,25 +84,27 @@ def test_counters_containers_arrays_and_caches_are_found() -> None:
             self.double(1)
 
     keeper = Keeper()
-    found = {cell.path: cell.kind for cell in changed({"it": keeper}, keeper.change)[0]}
+    cells = changed(lambda: find_cells({"it": keeper}), keeper.change)
+    found = {path: cell.kind for path, cell in cells.items()}
     expected = dict.fromkeys(["it.rows", "it.array", "it.tensor", "it.ids"], STATE)
     assert found == {**expected, "it.double": CACHE}
 
 
 def test_parameters_and_buffers_of_a_module_are_not_listed() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    assert changed({"model": model}, lambda: model(torch.randn(4, 2)).sum().backward()) == ([], {})
+    find = lambda: find_cells({"model": model})  # noqa: E731
+    assert changed(find, lambda: model(torch.randn(4, 2)).sum().backward()) == {}
 
 
 def test_the_line_that_changes_a_value_is_named(module: ModuleType, tmp_path: Path) -> None:
     reader = module.Reader(random.Random(1))
     cells = find_cells({"dataset": reader})
-    with LineWatch(cells) as watch:
+    with line_watch(cells) as lines:
         reader.tally()
         reader.draw()
         reader.keep()
-    lines = SOURCE.splitlines()
-    named = {path: lines[line - 1].strip() for path, (_, line) in watch.lines.items()}
+    source = SOURCE.splitlines()
+    named = {path: source[line - 1].strip() for path, (_, line) in lines.items()}
     assert named == {
         "dataset.count": "self.count += 1",
         "dataset.rng": "return self.rng.random()",
@@ -113,17 +115,17 @@ def test_the_line_that_changes_a_value_is_named(module: ModuleType, tmp_path: Pa
 @pytest.mark.parametrize(
     ("call", "kind"),
     [
-        (lambda: time.time(), context.CLOCK),
-        (lambda: datetime.now(), context.CLOCK),
-        (lambda: os.getpid(), context.PROCESS),
-        (lambda: os.urandom(4), context.ENTROPY),
-        (lambda: secrets.token_hex(2), context.ENTROPY),
-        (lambda: np.random.default_rng(), context.ENTROPY),
-        (lambda: random.Random(), context.ENTROPY),
-        (lambda: torch.Generator().seed(), context.ENTROPY),
-        (lambda: torch.utils.data.get_worker_info(), context.WORKER),
-        (lambda: os.environ.get("LOCAL_RANK"), context.RANK),
-        (lambda: hash("text"), context.HASH),
+        (lambda: time.time(), sources.CLOCK),
+        (lambda: datetime.now(), sources.CLOCK),
+        (lambda: os.getpid(), sources.PROCESS),
+        (lambda: os.urandom(4), sources.ENTROPY),
+        (lambda: secrets.token_hex(2), sources.ENTROPY),
+        (lambda: np.random.default_rng(), sources.ENTROPY),
+        (lambda: random.Random(), sources.ENTROPY),
+        (lambda: torch.Generator().seed(), sources.ENTROPY),
+        (lambda: torch.utils.data.get_worker_info(), sources.WORKER),
+        (lambda: os.environ.get("LOCAL_RANK"), sources.RANK),
+        (lambda: hash("text"), sources.HASH),
     ],
 )
 def test_a_source_is_traced_to_its_line(call: Callable[[], object], kind: str) -> None:
@@ -157,5 +159,7 @@ def test_loops_over_sets_are_found_and_sorted_ones_are_not(tmp_path) -> None:
         "    pass\n"
         "d = name in {'x'}\n"
         "e = len(set(names))\n"
+        "for name in {**first, **second}:\n"
+        "    pass\n"
     )
-    assert loops_over_sets(str(path)) == (1, 3, 4)
+    assert loops_over_sets(str(path)) == [1, 3, 4]
