@@ -28,7 +28,6 @@ from samebits.host_memory import keep_freed_memory
 from samebits.metrics.metric import make_metric
 from samebits.module.activation_checkpointing import checkpoint_activations
 from samebits.module.check_model import check_batches, check_model, check_trainable
-from samebits.module.compiled import Compiled
 from samebits.module.determinism import use_deterministic_algorithms
 from samebits.module.ema import ModelEma
 from samebits.module.precision import use_precision
@@ -333,6 +332,12 @@ def make_job(
     checkpoint_activations(model, config.activation_checkpointing)
     if world.device.type == "cpu":
         keep_freed_memory()  # of a step, for the next one
+    compiled = None
+    if config.compile:
+        # Late: torch's compiler takes a second to import.
+        from samebits.module.compiled import Compiled
+
+        compiled = Compiled(model, world.device)
     average = config.optim.ema
     order = make_order(config, train_data)
     return Job(
@@ -350,15 +355,9 @@ def make_job(
         eval_sets=eval_sets,
         progress=Progress(loss_scale=init_scale(config), train_size=len(train_data)),
         average=ModelEma(model, average) if average is not None else None,
-        compiled=_compile(model, world) if config.compile else None,
+        compiled=compiled,
         fingerprint=fingerprint,
     )
-
-
-def _compile(model: nn.Module, world: World) -> Compiled:
-    from samebits.module.compiled import Compiled  # late: torch's compiler takes a second to import
-
-    return Compiled(model, world.device)
 
 
 def init_weights(job: Job) -> Mapping[str, str]:
