@@ -55,8 +55,8 @@ for _ in range(3):
     ("command", "ranks"),
     [
         ("gate --steps 2", ""),  # starts a script as check does, once
-        ("check", ""),
         ("check", "--as 2"),
+        pytest.param("check", "", marks=pytest.mark.lab),
     ],
 )
 def test_a_script_is_observed_without_modules_of_the_current_folder(

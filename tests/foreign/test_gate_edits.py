@@ -141,7 +141,7 @@ class Edit:
     new: str
     phase: str = ""
     module: str = ""
-    is_full: bool = False  #: Whether it is judged with every change of this package, although it starts a framework.
+    is_full: bool = False  #: Whether it is judged with every change of this package.
 
     def apply(self) -> str:
         """Return the edited script."""
@@ -166,10 +166,10 @@ SWAPPED = """        picture = picture * 1.5
 
 EDITS = [
     Edit("exact", "a module is renamed", "self.head", "self.classifier"),
-    Edit("exact", "a loop is unrolled", LOOP, UNROLLED),
+    Edit("exact", "a loop is unrolled", LOOP, UNROLLED, is_full=True),
     Edit("exact", "the loss is computed in two lines", "        loss = F.cross_entropy(model(x), y)\n",
          "        outputs = model(x)\n        loss = F.cross_entropy(input=outputs, target=y)\n"),
-    Edit("exact", "the loss is logged", IN_LOOP, IN_LOOP + "        print(loss.item())\n"),
+    Edit("exact", "the loss is logged", IN_LOOP, IN_LOOP + "        print(loss.item())\n", is_full=True),
     Edit("exact", "a module is compiled", "model = Net()", "model = torch.compile(Net())"),
     Edit("launch", "a module is renamed", "self.norm", "self.bn", is_full=True),
     Edit("launch", "imports are reordered", "import os\nimport torch.distributed as dist\n",
@@ -193,11 +193,12 @@ EDITS = [
     Edit("accelerate", "the loss as a module", "F.cross_entropy(", "nn.CrossEntropyLoss()("),
 
     Edit("exact", "eps of batch norm", "nn.BatchNorm2d(width)", "nn.BatchNorm2d(width, eps=1.1e-5)", "forward", "norm"),
-    Edit("exact", "an epsilon of the learning rate", "lr=0.05", "lr=0.05000001", "learning rate", "(optimizer)"),
-    Edit("exact", "augmentations are swapped", AUGMENTED, SWAPPED, "sample values", "(data)"),
+    Edit("exact", "an epsilon of the learning rate", "lr=0.05", "lr=0.05000001", "learning rate", "(optimizer)",
+         is_full=True),
+    Edit("exact", "augmentations are swapped", AUGMENTED, SWAPPED, "sample values", "(data)", is_full=True),
     Edit("exact", "reduction of the loss", "model(x), y)", "model(x), y, reduction='sum') / 8.001", "loss", "loss"),
     Edit("exact", "the order of layers", "self.head(self.dropout(x.flatten(1)))",
-         "self.dropout(self.head(x.flatten(1)))", "forward", "head"),
+         "self.dropout(self.head(x.flatten(1)))", "forward", "head", is_full=True),
     Edit("launch", "eps of batch norm", "nn.BatchNorm2d(width)", "nn.BatchNorm2d(width, eps=1.1e-5)", "forward", "norm",
          is_full=True),
     Edit("launch", "the learning rate without the number of ranks", "0.05 * dist.get_world_size()", "0.05",
@@ -262,7 +263,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             edit,
             id=f"{edit.form}: {edit.name}",
             # Each starts a framework; all of them take five minutes.
-            marks=pytest.mark.full if edit.is_full or edit.form == "exact" else pytest.mark.lab,
+            marks=pytest.mark.full if edit.is_full else pytest.mark.lab,
         )
         for edit in EDITS
     ],

@@ -221,8 +221,9 @@ def test_a_killed_script_goes_on_with_the_bits_of_the_undisturbed_run(tmp_path: 
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-def test_thirty_kills_at_random_moments_change_no_bit(tmp_path: Path) -> None:
-    kill_often(tmp_path, 30, seed=2)
+@pytest.mark.parametrize("kills", [12, pytest.param(30, marks=pytest.mark.lab)])
+def test_kills_at_random_moments_change_no_bit(tmp_path: Path, kills: int) -> None:
+    kill_often(tmp_path, kills, seed=2)
 
 
 def test_a_lost_rank_restarts_all_where_restarts_are_left(tmp_path: Path) -> None:

@@ -58,7 +58,12 @@ def op_db() -> list[Any]:
     stub.TestCase = unittest.TestCase  # type: ignore[attr-defined]
     sys.modules.setdefault("expecttest", stub)
     torch.backends.disable_global_flags = lambda: None  # type: ignore[assignment]  # they forbid torch's switches
+    from torch.testing._internal import common_utils
     from torch.testing._internal.common_methods_invocations import op_db as samples
+    from torch.testing._internal.opinfo import core
+
+    # It looks for the test that asks for samples in the source of each caller: four fifths of the time.
+    common_utils.extract_test_fn = core.extract_test_fn = lambda: None  # type: ignore[attr-defined]
 
     return list(samples)
 
