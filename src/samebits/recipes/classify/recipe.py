@@ -23,7 +23,7 @@ from samebits.recipes.classify.config import Config
 from samebits.recipes.classify.data import ImageFiles, preprocess, resize_px
 from samebits.recipes.classify.listing import list_images, list_validation
 from samebits.recipes.classify.model import build_model
-from samebits.recipes.classify.rows import Files
+from samebits.recipes.classify.rows import Files, order_row
 from samebits.recipes.listing import header_rows, is_another_set, whole_path
 from samebits.recipes.results import (
     ByteArray,
@@ -147,6 +147,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     model = build_model(config.model, len(classes))
     rows = {
         "data": f"{len(classes):,} classes in {config.data.path(train=True)}",
+        "classes": order_row(classes) if config.data.classes is None else "",
         "model": config.model.name,
         "frozen": frozen_row(model, weights=config.model.weights),
     }

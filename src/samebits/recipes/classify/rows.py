@@ -25,6 +25,7 @@ from samebits.data.sources.plain_text import is_invisible
 from samebits.data.sources.tar_shards import TarShards
 from samebits.errors import ConfigError, DataError, cannot_read
 from samebits.plain_file import MAX_MEMORY_BYTES, parse_json
+from samebits.recipes.listing import some
 
 # List the image files in a class folder and its subfolders, by their names.
 
@@ -173,6 +174,25 @@ def in_order(names: Collection[str]) -> list[str]:
     the meaning of their outputs.
     """
     return sorted(names, key=int) if all(map(is_number, names)) else sorted(names)
+
+
+def order_row(classes: Sequence[str]) -> str:
+    """Describe the order of numbered classes of a model, for the head of a run; empty if there is only one order."""
+    numbers = [name for name in classes if is_number(name)]
+    if numbers and len(numbers) < len(classes):
+        other = next(name for name in classes if not is_number(name))
+        num_names = len(classes) - len(numbers)
+        return f"{len(numbers):,} whole numbers, such as {numbers[0]}, and {num_names:,} names, such as {other}"
+    by_name = sorted(classes)
+    by_value = sorted(numbers, key=int)
+    if not numbers or by_name == by_value or list(classes) not in (by_name, by_value):
+        return ""
+    way = (
+        "sorted as text, as by torchvision's ImageFolder"
+        if list(classes) == by_name
+        else "sorted by value"
+    )
+    return f"{some(classes, 12)} ({way}; data.classes sets another order)"
 
 
 def check_classes(path: Path, names: Collection[str]) -> None:
