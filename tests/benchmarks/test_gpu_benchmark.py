@@ -40,7 +40,7 @@ def test_an_unknown_part_is_refused(tmp_path: Path) -> None:
     assert "no such part: bit; there are bits, images, peers" in done.stderr
 
 
-@pytest.mark.full
+@pytest.mark.lab
 def test_the_report_has_the_weights_of_one_and_two_processes(tmp_path: Path) -> None:
     done = bench(tmp_path, "--parts", "bits", "--device", "cpu")
     assert done.returncode == 0, done.stdout + done.stderr

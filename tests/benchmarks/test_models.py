@@ -21,7 +21,7 @@ def test_the_page_has_each_model_with_the_command_that_trains_it() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "procs"), [("digits", 3), ("mnist", 2)])
+@pytest.mark.parametrize(("name", "procs"), [pytest.param("digits", 3, marks=pytest.mark.lab), ("mnist", 2)])
 def test_the_smallest_models_are_rebuilt(
     name: str, procs: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

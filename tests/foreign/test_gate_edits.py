@@ -169,7 +169,7 @@ EDITS = [
     Edit("exact", "a loop is unrolled", LOOP, UNROLLED, is_full=True),
     Edit("exact", "the loss is computed in two lines", "        loss = F.cross_entropy(model(x), y)\n",
          "        outputs = model(x)\n        loss = F.cross_entropy(input=outputs, target=y)\n"),
-    Edit("exact", "the loss is logged", IN_LOOP, IN_LOOP + "        print(loss.item())\n", is_full=True),
+    Edit("exact", "the loss is logged", IN_LOOP, IN_LOOP + "        print(loss.item())\n"),
     Edit("exact", "a module is compiled", "model = Net()", "model = torch.compile(Net())"),
     Edit("launch", "a module is renamed", "self.norm", "self.bn", is_full=True),
     Edit("launch", "imports are reordered", "import os\nimport torch.distributed as dist\n",
