@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from samebits.errors import ConfigError
-from samebits.parallel.blocks import innermost_blocks, is_called
 
 
 def checkpoint_activations(model: nn.Module, choice: bool | Sequence[str]) -> list[str]:
@@ -97,3 +96,31 @@ def _around(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractCo
 def _fill(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     for buffer, value in zip(buffers, values, strict=True):
         buffer.copy_(value)
+
+
+def innermost_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the smallest modules with several layers and a forward of their own, such as residual blocks.
+
+    A Sequential is not a block. A model whose layers are only in Sequentials has none.
+
+    Returns:
+        (name, module) of each block, in the model's order.
+    """
+    composite = [
+        (name, module) for name, module in model.named_modules() if name and _is_composite(module)
+    ]
+    return [
+        (name, module)
+        for name, module in composite
+        if not any(_is_composite(inside) for inside in module.modules() if inside is not module)
+    ]
+
+
+def _is_composite(module: nn.Module) -> bool:
+    has_children = next(module.children(), None) is not None
+    return has_children and is_called(module) and not isinstance(module, nn.Sequential)
+
+
+def is_called(module: nn.Module) -> bool:
+    """Return whether a module has a forward pass. ModuleList and ModuleDict have none."""
+    return type(module).forward is not nn.Module.forward
