@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +122,10 @@ def _path(folder: Path, resume: str, step: int) -> Path:
 def _find(
     folder: Path, resume: str, notify: Notify, limits: Mapping[str, int]
 ) -> Checkpoint | None:
-    load = partial(checkpoint.load_checkpoint, limits=limits)
     if resume != "auto":
-        return load(Path(resume))
+        return checkpoint.load_checkpoint(Path(resume), limits)
     bad = []
-    for _, found in checkpoint.newest(folder, load):
+    for _, found in checkpoint.newest(folder, limits):
         if not isinstance(found, CheckpointError):
             return found
         bad.append(found.what)
@@ -175,8 +173,8 @@ class CheckpointManager:
     """Writes a run's checkpoints in the background, on rank 0.
 
     On the other ranks its methods do nothing. There is one writer at a time: a save waits for the previous one, except
-    a save by wall-clock time, which is postponed instead. An error in the thread is raised
-    by the next call of any method. The copies take as much host memory as the checkpoint.
+    a save by wall-clock time, which is postponed instead. An error in the thread is raised by the next call of any
+    method. The copies take as much host memory as the checkpoint.
 
     Attributes:
         folder: The run folder.

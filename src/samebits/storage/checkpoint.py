@@ -24,7 +24,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load
@@ -59,7 +59,6 @@ from samebits.version import __version__
 
 _PARTIAL = re.compile(r"\.(step-\d+)\.\d+\.partial(-old)?")
 BEST = "best.json"
-T = TypeVar("T")
 # Module names cannot contain a colon, so these prefixes never collide with the name of a weight.
 OPTIMIZER_STATE = "optimizer:"
 AVERAGE = "average:"
@@ -216,13 +215,13 @@ def load_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Chec
 
 def newest(
     folder: Path,
-    load: Callable[[Path], T] = load_checkpoint,  # type: ignore[assignment]  # T is Checkpoint where nothing is given
-) -> Iterator[tuple[Path, T | CheckpointError]]:
-    """Yield the checkpoints of a run, newest first, each one loaded or as the error of loading it."""
+    limits: Mapping[str, int] | None = None,
+) -> Iterator[tuple[Path, Checkpoint | CheckpointError]]:
+    """Yield the checkpoints of a run, newest first, each one as `load_checkpoint` reads it or as its error."""
     for step in reversed(steps(folder)):
         path = folder / name_of(step)
         try:
-            yield path, load(path)
+            yield path, load_checkpoint(path, limits)
         except CheckpointError as error:
             yield path, error
 

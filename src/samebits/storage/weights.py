@@ -212,15 +212,11 @@ def weights_of(
     """
     folder = run / "checkpoints"
     limits = file_limits(model) if model is not None else None
-
-    def open_one(path: Path) -> Checkpoint:
-        return load_checkpoint(path, limits)
-
     if which == "last":
         if os.path.lexists(run / WEIGHTS):
             return run / WEIGHTS, _final(run, model)
         bad = []
-        for path, one in newest(folder, open_one):
+        for path, one in newest(folder, limits):
             if not isinstance(one, CheckpointError):
                 return path, _of_checkpoint(one, model, path)
             bad.append(one.what)
@@ -230,7 +226,7 @@ def weights_of(
             fix=f"Run samebits train --run-dir {run} --resume auto.",
         )
     path = _path_of(run, which)
-    return path, _of_checkpoint(open_one(path), model, path)
+    return path, _of_checkpoint(load_checkpoint(path, limits), model, path)
 
 
 def identity_of(run: Path, which: str) -> tuple[Path, Mapping[str, Any]]:
