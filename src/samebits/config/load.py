@@ -369,9 +369,10 @@ def _resolve(
     """
     values = base = describe.defaults(model)
     origins: dict[KeyPath, str] = {}
-    for layer in (*layers, *(override_layer(model, text) for text in overrides)):
-        is_typed = layer not in layers
-        given = without_removed(layer.values, names_of(model), is_typed=is_typed)
+    own = names_of(model)
+    typed = [override_layer(model, text) for text in overrides]
+    for number, layer in enumerate([*layers, *typed]):
+        given = without_removed(layer.values, own, is_typed=number >= len(layers))
         values = _merge(values, given)
         origins.update(layer.origins)
         if layer.is_preset:

@@ -171,11 +171,15 @@ class _Adapter(Samples):
 
     def __init__(self, source: SampleSource) -> None:
         self._source = source
-        for name in ("is_costly", "groups", "files", "finish"):
+        for name in ("is_costly", "groups", "finish"):
             setattr(self, name, getattr(source, name, getattr(Samples, name)))
 
     def __len__(self) -> int:
         return len(self._source)
+
+    @property
+    def files(self) -> Sequence[str | PathLike[str]] | None:  # type: ignore[override]  # read when needed: it may be long
+        return getattr(self._source, "files", None)
 
     def batch(self, indices: IntArray, keys: KeyArray) -> Batch:
         return self._source.batch(indices, keys)

@@ -33,7 +33,8 @@ from samebits.module.ema import ModelEma
 from samebits.module.precision import use_precision
 from samebits.optim.build import optimizer
 from samebits.parallel.bucket import is_dense
-from samebits.parallel.recoverable import make_reducer
+from samebits.parallel.recoverable import RecoverableReducer
+from samebits.parallel.reduce import Reducer
 from samebits.provenance.fingerprint import take_fingerprint
 from samebits.provenance.identity import DATASET_INFO, check_dataset_info, check_ranks_agree
 from samebits.storage.manifest import sha256_of_file
@@ -339,6 +340,7 @@ def make_job(
 
         compiled = Compiled(model, world.device)
     average = config.optim.ema
+    reducer = Reducer if world.membership is None else RecoverableReducer
     order = make_order(config, train_data)
     return Job(
         config=config,
@@ -346,7 +348,7 @@ def make_job(
         parts=parts,
         model=model,
         optimizer=optimizer(model, config.optim),
-        reducer=make_reducer(
+        reducer=reducer(
             model, world, num_extras=MAX_TERMS, synchronized=config.batch_norm == "sync"
         ),
         order=order,

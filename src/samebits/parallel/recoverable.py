@@ -11,8 +11,6 @@ buckets. `reduce` raises the error.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
-
 from samebits.cluster.connecting import is_lost_peer
 from samebits.cluster.world import World
 from samebits.data.division import part
@@ -154,9 +152,3 @@ class RecoverableReducer(Reducer):
             if not is_lost_peer(error):
                 raise
             self._lost = error
-
-
-def make_reducer(model: nn.Module, world: World, *, num_extras: int, synchronized: bool) -> Reducer:
-    """Create the object that sums a step over the world; called by all ranks together. See `Reducer`."""
-    kind = Reducer if world.membership is None else RecoverableReducer
-    return kind(model, world, num_extras=num_extras, synchronized=synchronized)

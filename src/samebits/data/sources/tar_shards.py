@@ -359,8 +359,11 @@ class IndexCache:
             return build_index(path)
         name = hashlib.blake2b(os.fsencode(os.path.abspath(path)), digest_size=16).hexdigest()
         file = self._folder / f"{name}-{_VERSION}.npz"
-        # Looked for under the lock: another process may be making it.
+        found = _load(file, path)
+        if found is not None:
+            return found
         with locked(self._folder / "lock"):
+            # Looked for again under the lock: another process may have made it meanwhile.
             found = _load(file, path)
             if found is None:
                 found = build_index(path)
