@@ -20,6 +20,8 @@ from tests import guards
 
 # The workers of pytest-xdist share the cores. Set before torch is imported: with more threads they would spin and wait.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# As the command does: stores of tests ask the name server at each connection too.
+os.environ.setdefault("RES_OPTIONS", "timeout:1")
 
 _ROOT = Path(__file__).resolve().parents[1]
 # Folders of tests that start processes, and of one that takes four minutes.

@@ -44,6 +44,9 @@ def main() -> None:
     """Run the command that this process was started with, and exit."""
     # torch warns about every address without a name and every closed connection.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # For that warning torch asks the name server at each connection of a store, and its threads wait for the answer:
+    # of a server that is down for 2 s, instead of glibc's 10, after which other launchers and ranks count as lost.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1")
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # Characters that the terminal's encoding lacks are printed as escapes, instead of failing.

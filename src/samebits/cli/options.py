@@ -210,7 +210,9 @@ def removed_option(option: str, arguments: Sequence[str]) -> ConfigError | None:
         host = f"[{host}]"
     if not host.rpartition("]")[2].count(":"):
         host += f":{given.get('--master-port') or DEFAULT_PORT}"
-    line = shlex.join(["samebits", *rest, "--rdzv-endpoint", host])
+    if not any(word.partition("=")[0] == "--rdzv-endpoint" for word in rest):
+        rest += ["--rdzv-endpoint", host]
+    line = shlex.join(["samebits", *rest])
     return ConfigError(
         f"{option} is not an option any more: the launchers number the machines",
         fix=f"Type the same line on all machines: {line}",

@@ -103,6 +103,17 @@ def test_a_removed_option_of_node_ranks_names_the_line_to_use_instead(
     assert run([*rest, *shlex.split(line)]) == 0  # as the error says
 
 
+def test_the_line_to_use_instead_keeps_an_endpoint_that_was_typed(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for endpoint in (["--rdzv-endpoint", "h:5"], ["--rdzv-endpoint=h:5"]):
+        rest = ["train", "digits", "--nodes", "2", *endpoint]
+        assert run([*rest, "--node-rank", "1"]) == ConfigError.exit_code
+        said = " ".join(capsys.readouterr().err.split())
+        assert said.endswith(f"Type the same line on all machines: samebits {' '.join(rest)}")
+    assert api.calls == []
+
+
 def test_an_option_that_never_existed_is_answered_as_before(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "digits", "--node-number", "1"]) == 2
     assert "No such option" in capsys.readouterr().err

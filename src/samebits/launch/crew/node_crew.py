@@ -11,7 +11,7 @@ from samebits.cluster.views.membership import View
 from samebits.launch.crew.crew import Crew, Entry
 from samebits.launch.crew.recovery import Recovery
 from samebits.launch.nodes.board import NodeState, NodeView, StoreBoard
-from samebits.launch.nodes.rendezvous import ANSWER_S, NodeRendezvous
+from samebits.launch.nodes.rendezvous import LIMIT_S, NodeRendezvous
 from samebits.launch.supervisor import Supervisor
 
 V = TypeVar("V", View, NodeView)
@@ -43,7 +43,7 @@ class NodeCrew(Crew, Generic[V]):
         timeout_s = self._nodes.node_timeout_s
         self._board: StoreBoard[V] = rendezvous.wait(
             lambda: StoreBoard(rendezvous.store, timeout_s, mine, kind, rendezvous.is_served),
-            ANSWER_S,
+            LIMIT_S,
         )
         self._state = replace(mine, node=self._board.node)
         self._began = self._enough_since = time.monotonic()
