@@ -173,7 +173,12 @@ def test_an_exact_loop_is_refused_as_ranks(tmp_path: Path, call: str) -> None:
     assert is_script(str(script))
 
 
-@pytest.mark.parametrize("text", ["exact(prediction, answer)", "from torchtune import Config\ndef build(config): pass"])
+MENTIONS = "import samebits\n# as ExactTrainer does\nprint('samebits.exact(model)')"
+
+
+@pytest.mark.parametrize(
+    "text", ["exact(prediction, answer)", "from torchtune import Config\ndef build(config): pass", MENTIONS]
+)
 def test_other_scripts_run_as_ranks(tmp_path: Path, text: str) -> None:
     (tmp_path / "train.py").write_text(text)
     assert is_script(str(tmp_path / "train.py"), 2)

@@ -345,7 +345,10 @@ OfSample = Annotated[
     int | None,
     option("I", "The first step that reads this training sample.", "--sample"),
 ]
-Print = Annotated[str, option("EXPR", "Print this instead of opening a prompt.", "--print")]
+Print = Annotated[
+    list[str] | None,
+    option("EXPR", "Print this instead of opening a prompt; may be given again.", "--print"),
+]
 
 
 def debug(
@@ -354,7 +357,7 @@ def debug(
     step: AtStep = None,
     when: When = "",
     sample: OfSample = None,
-    print_: Print = "",
+    print_: Print = None,
     debug: Debug = False,
 ) -> int:
     """Go back to a step of a run: replay it, and look at its batch, activations and gradients.
@@ -374,8 +377,8 @@ def debug(
         when=when,
         sample=sample,
     ) as opened:
-        if print_:
-            print(evaluated(print_, opened.names))
-        else:
+        for expression in print_ or []:
+            print(evaluated(expression, opened.names))
+        if not print_:
             prompt(opened)
     return 0

@@ -173,14 +173,15 @@ class Session:
         found = (compare_step(log.get(each.step), each) for each in records)
         difference = next(filter(None, found), None)
         origin = f"the state before step {begun:,}" if begun else "the initial weights"
-        span = f"{begun:,}-{self._number:,}" if begun < self._number else f"{begun:,}"
         if difference is not None:
             text = (
                 f"step {difference.step:,} DIFFERS from the record: {difference.name} recorded "
                 f"{difference.recorded}, replayed {difference.replayed}"
             )
         elif num_known == len(records):
-            text = f"steps {span} equal the record, bit for bit"
+            text = f"steps {begun:,}-{self._number:,} equal the record, bit for bit"
+            if num_known == 1:
+                text = f"step {begun:,} equals the record, bit for bit"
         else:
             text = f"the record has no step {begun + num_known:,}"
             text += "; those before it are equal, bit for bit" * bool(num_known)

@@ -48,6 +48,12 @@ def test_a_step_of_a_run_is_replayed_and_equals_its_record(runs: Path, look: Loo
     assert content(runs / "digits") == before
 
 
+def test_several_values_of_one_step_are_printed_in_their_order(look: Look) -> None:
+    found = look("digits", "--step", 10, "--print", "len(batch)", expression="record.step")
+    assert found.stdout.split() == ["64", "10"]
+    assert "step 10 equals the record, bit for bit; from the state before step 10" in found.stderr
+
+
 def test_values_of_a_step_belong_together(look: Look) -> None:
     expression = (
         "bool((model.classifier(activations['dropout']) - activations['classifier']).abs().max() < 1e-4), "
