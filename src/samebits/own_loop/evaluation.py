@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from samebits.cluster import collectives
 from samebits.cluster.world import World
@@ -45,6 +47,16 @@ def read_batches(
     finally:
         loader.close()
         torch.set_rng_state(generator)
+
+
+def _warn_of_training(module: nn.Module, _: Any) -> None:
+    """Warn of a batch normalization in training mode: its running mean counts samples of the evaluation."""
+    if isinstance(module, _BatchNorm) and module.training and module.track_running_stats:
+        warnings.warn(
+            "the model is in training mode while an EvalLoader is read, so its batch normalizations count samples of "
+            "the evaluation, each rank its own ones. Call model.eval() before the pass, and model.train() after it.",
+            stacklevel=2,
+        )
 
 
 class EvalLoader:
@@ -86,11 +98,13 @@ class EvalLoader:
         self._metrics = {}
         mine = range(self.world.rank, len(self._batches), self.world.size)
         read = read_batches(self._source, self._batches, mine, self._device, self.world)
+        watching = register_module_forward_pre_hook(_warn_of_training)
         try:
             for self._current, indices, inputs in read:
                 self.world.activity.enter("evaluating")
                 seed_between(self._device, 0, int(indices[0]))
                 yield inputs
+                watching.remove()  # the first batch shows it
             if mine and not (self._numbers or self._results or self._metrics):
                 warnings.warn(
                     f"a pass over an EvalLoader has counted nothing: this process has read {len(mine)} of {len(self)} "
@@ -100,6 +114,7 @@ class EvalLoader:
                 )
         finally:
             self._current = -1
+            watching.remove()
 
     def add(self, **numbers: Tensor | float) -> None:
         """Add numbers of the current batch, floats or 0-d tensors: sums over its samples, such as correct ones."""

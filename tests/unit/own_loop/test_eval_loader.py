@@ -3,11 +3,14 @@
 # ruff: noqa: PT012  # what raises is the body of a loop
 from __future__ import annotations
 
+import contextlib
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 import samebits
@@ -40,6 +43,35 @@ def test_an_evaluation_leaves_the_random_numbers_alone() -> None:
     seen = [torch.rand(1) for _ in samebits.EvalLoader(data_loader(4))]
     assert torch.equal(torch.rand(1), expected)
     assert len(set(map(float, seen))) == 2
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), nn.SyncBatchNorm(4), nn.BatchNorm1d(4, affine=False)])
+def test_a_batch_norm_in_training_mode_is_named(norm: nn.Module) -> None:
+    model = nn.Sequential(nn.Identity(), norm)
+    batches: Any = iter(samebits.EvalLoader(data_loader(4)))
+    x, _ = next(batches)
+    with (
+        pytest.warns(UserWarning, match="the model is in training mode while an EvalLoader is read"),
+        contextlib.suppress(ValueError),  # SyncBatchNorm wants a GPU
+    ):
+        model(x)
+    batches.close()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.BatchNorm1d(4).eval(),
+        nn.BatchNorm1d(4, track_running_stats=False),
+        nn.Sequential(nn.Dropout(), nn.Linear(4, 2)),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_model_that_counts_no_sample_is_not_named(model: nn.Module) -> None:
+    loader = samebits.EvalLoader(data_loader(4))
+    for x, _ in loader:
+        loader.add(total=model(x).detach().sum())
+    nn.BatchNorm1d(4)(torch.ones(3, 4))  # behind the pass
 
 
 def test_numbers_outside_of_the_loop_are_refused() -> None:
