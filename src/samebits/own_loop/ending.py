@@ -100,14 +100,18 @@ class Iteration:
         return None
 
 
+# Settings of torch's optimizers that keep a state from step to step, where they are not 0.
+_OF_STATE = ("momentum", "betas", "alpha", "rho", "etas", "beta2_decay")
+
+
 def check_start(loop: ExactLoop, is_positioned: bool) -> None:
     """Check that the state which an iteration begins with is that of its step, which the script may have set."""
-    # By its settings, since an optimizer without momentum never has a state.
+    # By its settings, since SGD without momentum never has a state.
     new = [
         type(each).__name__
         for each in loop.unchecked
         if (
-            not each.state and each.defaults.get("momentum", each.defaults.get("betas"))
+            not each.state and any(map(each.defaults.get, _OF_STATE))
             if isinstance(each, Optimizer)
             else getattr(each, "last_epoch", None) == 0
         )

@@ -140,9 +140,8 @@ def resumed(optimizer: str, has_state: bool, has_scheduler: bool) -> list[str]:
 
     def make() -> tuple[Any, Any, Any]:
         more: Any = {"momentum": 0.9} if optimizer == "momentum" else {}
-        kind = torch.optim.Adam if optimizer == "Adam" else torch.optim.SGD
         model = network()
-        made = kind(model.parameters(), lr=0.1, **more)
+        made = getattr(torch.optim, optimizer, torch.optim.SGD)(model.parameters(), lr=0.1, **more)
         _, _, loader = samebits.exact(model, made, data_loader(), global_batch=8)
         return made, loader.per_step(torch.optim.lr_scheduler.StepLR(made, 3)), loader
 
@@ -176,7 +175,7 @@ def resumed(optimizer: str, has_state: bool, has_scheduler: bool) -> list[str]:
     [
         ("momentum", True, True, None),
         ("momentum", False, True, "SGD"),
-        ("Adam", False, True, "Adam"),
+        *((kind, False, True, kind) for kind in ("Adam", "RMSprop", "Adadelta", "Adafactor", "ASGD", "Rprop")),
         ("momentum", True, False, "StepLR"),
         ("plain", False, True, None),  # it never has a state
     ],
