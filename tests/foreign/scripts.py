@@ -16,7 +16,8 @@ from tests.runs import environment
 
 # Steps of optimizers, over all of a process, after which a rank is killed: after the first checkpoint.
 KILL_AT = {
-    "ddp_cnn": 25, "ddp_vit": 15, "ddp_unet": 7, "ddp_detection": 20, "ddp_gan": 22, "ddp_text": 18, "ddp_timm": 12
+    "ddp_cnn": 25, "ddp_vit": 15, "ddp_unet": 7, "ddp_detection": 20, "ddp_gan": 22, "ddp_text": 18, "ddp_timm": 12,
+    "lightning_cnn": 15, "lightning_contrastive": 15, "lightning_gan": 30, "lightning_unet": 7, "lightning_vit": 7,
 }  # fmt: skip
 
 

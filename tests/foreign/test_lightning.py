@@ -2,11 +2,11 @@
 
 import importlib.util
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import pytest
 from tests import warm_start
 from tests.foreign.cases import cases
 from tests.foreign.forms import names, script
-from tests.runs import LONG_S, environment, kill_session, python, wait_until
+from tests.foreign.scripts import KILL_AT, Starter
+from tests.runs import LONG_S, environment, kill_session, python
 
 HERE = Path(__file__).parent
 SCRIPTS = names("lightning")
@@ -181,18 +182,21 @@ def test_a_script_prints_the_same_in_any_world(name: str, procs: int, scratch: P
     assert printed(start(script(name, "exact", tmp_path), tmp_path, "--devices", procs)) == alone(name, scratch)
 
 
+@pytest.fixture(scope="module")
+def starter() -> Iterator[Starter]:
+    # Each process would import Lightning for seven seconds.
+    with Starter("samebits.integrations.lightning", "sklearn.datasets", "torchvision") as starter:
+        yield starter
+
+
 @pytest.mark.parametrize("name", cases(SCRIPTS))
-def test_a_killed_script_resumes_on_another_number_of_processes(name: str, scratch: Path, tmp_path: Path) -> None:
-    process = start(script(name, "exact", tmp_path), tmp_path, "--devices", 2)
-    try:
-        wait_until((tmp_path / "out" / "last.ckpt").exists, LONG_S)
-        os.killpg(process.pid, signal.SIGKILL)
-        out, _ = process.communicate()
-    finally:
-        kill_session(process)
-    assert "sha256" not in out, "it was killed too late"
-    resumed = printed(start(script(name, "exact", tmp_path), tmp_path, "--devices", 3))
-    assert resumed["sha256"] == alone(name, scratch)["sha256"]
+def test_a_killed_script_resumes_on_another_number_of_processes(name: str, starter: Starter, tmp_path: Path) -> None:
+    file = [script(name, "exact", tmp_path)]
+    whole = starter.run_files(file, 1, "--out", tmp_path / "whole", "--devices", 1)
+    killed = starter.run_files(file, 2, "--out", tmp_path / "out", "--devices", 2, kill_at=KILL_AT[name])
+    assert killed.codes[-1] == -signal.SIGKILL
+    assert (tmp_path / "out" / "last.ckpt").exists()
+    assert starter.run_files(file, 3, "--out", tmp_path / "out", "--devices", 3).sha256 == whole.sha256
 
 
 @pytest.mark.lab

@@ -169,9 +169,7 @@ def test_a_machine_that_goes_before_the_run_begins_is_no_member(run: Run) -> Non
 def test_too_few_machines_end_with_an_error_though_the_first_one_is_lost(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = (
-        run.begin(ProcessRange(2, 3), join_s=4.0, last_call_s=60.0, timeout_s=LOST_S) for _ in range(2)
-    )
+    first, second = (run.begin(ProcessRange(2, 3), join_s=4.0, last_call_s=60.0, timeout_s=LOST_S) for _ in range(2))
     wait_until(lambda: len(first.crew._states) == len(second.crew._states) == 2, 60)
     first.lose(monkeypatch)
     second.join(60)
