@@ -69,8 +69,6 @@ def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
     assert metric.result()["top1"] > 0.95
 
     images, labels = read_digits(train=False)
-    assert parts.preprocess is not None
-    assert parts.postprocess is not None
     num_right = 0
     for place in range(100):
         path = tmp_path / f"{place}.png"
@@ -82,7 +80,6 @@ def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
         json.dumps(answer)
     assert num_right >= 80
 
-    assert parts.draw is not None
     parts.draw(metric, parts.eval_data(), tmp_path / "pictures")
     assert sorted(path.name for path in (tmp_path / "pictures").iterdir()) == ["confusion.png", "worst.png"]
 

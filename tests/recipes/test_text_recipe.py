@@ -48,9 +48,6 @@ def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
     assert metric.num_samples == 10
     assert metric.result()["line_accuracy"] > 0.9
 
-    assert parts.preprocess is not None
-    assert parts.postprocess is not None
-    assert parts.draw_prediction is not None
     picture = Image.open(tmp_path / "5.png")
     picture.rotate(180).save(tmp_path / "upside-down.png")
     upright = parts.preprocess(tmp_path / "5.png")
@@ -64,14 +61,12 @@ def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
 
     batch = data.batch(np.arange(3), keys(0, 0, np.arange(3)))
     metric.add(parts.model(batch.inputs).roll(1, dims=0), batch)  # some that are read wrong
-    assert parts.draw is not None
     parts.draw(metric, data, tmp_path / "pictures")
     assert [path.name for path in (tmp_path / "pictures").iterdir()] == ["worst.png"]
 
 
 def test_a_tall_picture_is_turned_to_both_sides(tmp_path: Path) -> None:
     parts = build(config_of(), {"alphabet": "ab"})
-    assert parts.preprocess is not None
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 64), np.uint8))
     picture.save(tmp_path / "line.png")
     picture.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "up.png")
@@ -81,7 +76,6 @@ def test_a_tall_picture_is_turned_to_both_sides(tmp_path: Path) -> None:
     assert torch.equal(parts.preprocess(tmp_path / "down.png"), lying)
     assert torch.equal(parts.preprocess(tmp_path / "up.png"), lying.flip(0))
     as_it_is = build(config_of(decode={"turns": False}), {"alphabet": "ab"})
-    assert as_it_is.preprocess is not None
     assert as_it_is.preprocess(tmp_path / "up.png").shape == (1, 1, 32, 64)
 
 
@@ -99,7 +93,6 @@ def test_the_surest_view_answers_and_a_turned_one_only_if_it_is_twice_as_sure(
     upright: list[float], turned: list[float], text: str
 ) -> None:
     parts = build(config_of(), {"alphabet": "ab"})
-    assert parts.postprocess is not None
     answer = parts.postprocess(torch.tensor([[upright], [turned]]))
     assert (answer["text"], answer["upside_down"]) == (text, text == "b")
 
@@ -107,7 +100,6 @@ def test_the_surest_view_answers_and_a_turned_one_only_if_it_is_twice_as_sure(
 def test_a_picture_of_one_shade_is_refused(tmp_path: Path) -> None:
     parts = build(config_of(), {"alphabet": "ab"})
     Image.new("L", (100, 30), 200).save(tmp_path / "blank.png")
-    assert parts.preprocess is not None
     with pytest.raises(DataError, match="shows nothing"):
         parts.preprocess(tmp_path / "blank.png")
 
@@ -118,7 +110,6 @@ def test_a_run_starts_from_an_official_checkpoint_whose_alphabet_is_another(tmp_
     torch.save({"state_dict": official.state_dict(), "epoch": 3}, tmp_path / "official.pth")
     model = {"name": "crnn", "width": 8, "num_hidden": 12, "weights": str(tmp_path / "official.pth"), "freeze": "cnn"}
     parts = build(config_of(model=model), {"alphabet": "abc"})
-    assert parts.init_weights is not None
     rows = parts.init_weights(parts.model)
     assert "rnn.1.embedding.weight" in rows["other shape"]
     ours, theirs = parts.model.state_dict(), official.state_dict()

@@ -322,7 +322,6 @@ def test_workers_end_when_their_rank_is_killed_so_that_its_run_folder_is_free_at
         [sys.executable, str(script), str(tmp_path / "run")], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
-    assert rank.stdout is not None
     assert rank.stdout.readline() == "reading\n"
     rank.send_signal(signal.SIGKILL)
     rank.wait()

@@ -68,7 +68,6 @@ def test_optional_parts_are_used(samples: Own) -> None:
     parts = as_samples(samples)
     assert (parts.is_costly, parts.files) == (True, ("a.png", "b.png"))
     groups = groups_of(samples)
-    assert groups is not None
     assert groups.tolist() == [0, 0, 1, 1]
     assert choose_num_workers("auto", samples, torch.device("cuda"), num_ranks_here=1) >= 1
     assert loaded(samples) == [100, 101, 102, 103]

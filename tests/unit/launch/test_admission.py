@@ -67,7 +67,6 @@ def test_a_relative_folder_may_be_given_in_different_working_folders(
     with pytest.raises(LaunchError, match="cannot prove that it belongs to the run") as caught:
         auth.find_key(store, nodes(Path("runs/two")))
     assert "the working folders differ" in caught.value.slots["cause"]
-    assert file is not None
     file.remove()
 
 

@@ -42,7 +42,6 @@ def test_a_script_that_resumes_from_the_checkpoint_of_the_trial_before_is_named(
         ScriptOutcome(Trace(steps={str(number): StepTrace() for number in steps}), {}) for steps in ((0, 1), (1, 2))
     )
     finding = _compare(first, resumed, _AGAIN)
-    assert finding is not None
     assert "began with step 1" in finding.what
     assert "neither saves nor loads" in finding.fix
     assert "Delete that checkpoint" in finding.fix

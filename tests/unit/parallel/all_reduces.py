@@ -70,7 +70,6 @@ def reduce(
         exchange.start()
         while not exchange.advance():
             pass
-        assert bucket.result is not None
         return bucket.result.views[0].clone()
 
     found = coroutines.run([partial(run, rank) for rank in range(size)], lambda _: network.deliver())
