@@ -1,4 +1,4 @@
-"""Folders of users: parts of a split, links, unusual names and endings, damaged images."""
+"""Folders of users: parts of a split, links, unusual names and endings, numbers as classes, damaged images."""
 
 from __future__ import annotations
 
@@ -153,3 +153,24 @@ def test_files_that_are_not_used_are_counted_at_the_start(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="stars contains no images") as caught:
         found(root=root)
     assert caught.value.slots["given"] == "2 files .heic"
+
+
+def test_numbers_are_sorted_by_value_except_as_folders_and_the_head_shows_the_order(tmp_path: Path) -> None:
+    names = [f"{number}/{image}.jpg" for number in range(12) for image in "ab"]
+    touch(tmp_path, *names)
+    (tmp_path / "list.csv").write_text("".join(f"{name},{name.split('/')[0]}\n" for name in names))
+    by_value = [str(number) for number in range(12)]
+    # Sorted as text, as torchvision.datasets.ImageFolder does.
+    for root, classes, way in ((tmp_path, sorted(by_value), "as text"), (tmp_path / "list.csv", by_value, "by value")):
+        info = found(root=root, on_error="stop")
+        assert info["classes"] == classes
+        config = Config.model_validate({"recipe": "classify", "data": {"root": root}})
+        row = build(config, info).describe["classes"]
+        assert row.startswith(", ".join(classes)), row
+        assert f"(sorted {way}" in row
+    assert found(root=tmp_path, on_error="stop", classes=["2", "10"])["classes"] == ["2", "10"]
+    cards = [f"{card}/{image}.jpg" for card in ("2", "10", "ace") for image in "ab"]
+    touch(tmp_path / "cards", *cards)
+    config = Config.model_validate({"recipe": "classify", "data": {"root": tmp_path / "cards"}})
+    row = build(config, found(root=tmp_path / "cards", on_error="stop")).describe["classes"]
+    assert row == "2 whole numbers, such as 10, and 1 names, such as ace"

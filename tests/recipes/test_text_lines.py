@@ -1,5 +1,6 @@
-"""Which lines of label files are used, and their images: missing ones, unknown characters and LMDB."""
+"""Label files and the lines of them that are used, with their images, in files and LMDB."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
+from samebits.data.images import EncodedImage
 from samebits.data.keyed import keys
 from samebits.data.loader import Loader
 from samebits.errors import DataError, SamebitsError
 from samebits.recipes.text.alphabet import Alphabet
 from samebits.recipes.text.config import Config, DataConfig
 from samebits.recipes.text.files import choose, find_alphabet
+from samebits.recipes.text.images import gray, open_packed
 from samebits.recipes.text.recipe import build, dataset_info, ground_truths
 
 
@@ -224,3 +227,60 @@ def test_without_the_package_lmdb_the_fix_names_it(tmp_path: Path, monkeypatch: 
     with pytest.raises(DataError) as error:
         find_alphabet(DataConfig(train=str(tmp_path), eval=str(tmp_path)))
     assert error.value.slots["fix"] == 'Run pip install "samebits[lmdb]".'
+
+
+PIXELS = np.random.default_rng(5).integers(0, 256, (20, 50), dtype=np.uint8)
+LINE = Image.fromarray(PIXELS)
+
+
+def packed(folder: Path, content: bytes) -> Path:
+    with lmdb.open(str(folder), map_size=1 << 20) as env, env.begin(write=True) as transaction:
+        transaction.put(b"image-000000001", content)
+    return folder
+
+
+def file_of(image: Image.Image, form: str, orientation: int = 1) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = io.BytesIO()
+    image.save(file, form, exif=exif)
+    return file.getvalue()
+
+
+def transparent() -> Image.Image:
+    """Black everywhere: what can be seen of it is in its opacity."""
+    image = Image.new("RGBA", LINE.size, "black")
+    image.putalpha(LINE)
+    return image
+
+
+FILES = {
+    "gray": file_of(LINE, "PNG"),
+    "colors": file_of(Image.merge("RGB", [LINE, LINE.rotate(180), LINE]), "JPEG"),
+    "transparent": file_of(transparent(), "PNG"),
+    "16 bits": file_of(Image.fromarray(PIXELS.astype(np.uint16) * 257), "PNG"),
+    "palette": file_of(LINE.convert("RGB").quantize(16), "PNG"),
+    "CMYK": file_of(LINE.convert("CMYK"), "JPEG"),
+    "upside down": file_of(LINE, "JPEG", orientation=3),
+    "on its side": file_of(LINE, "JPEG", orientation=6),
+    "on its side, PNG": file_of(LINE, "PNG", orientation=8),
+    "turned in no known way": file_of(LINE, "JPEG", orientation=77),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_packed_picture_is_seen_as_the_same_file_is(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "line").write_bytes(FILES[kind])
+    folder = packed(tmp_path / "set", FILES[kind])
+    here, there = EncodedImage(tmp_path / "line"), open_packed(folder, 1)
+    picture = gray(there)
+    assert picture.std() > 10
+    assert np.array_equal(picture, gray(here))
+    assert here.size == there.size == picture.shape[::-1]
+
+
+@pytest.mark.parametrize("kind", ["gray", "colors"])
+def test_a_damaged_packed_picture_is_named(tmp_path: Path, kind: str) -> None:
+    folder = packed(tmp_path / "set", FILES[kind][:-300])
+    with pytest.raises(DataError, match=r"image-000000001 of .*set is damaged"):
+        gray(open_packed(folder, 1))

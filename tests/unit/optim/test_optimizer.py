@@ -1,13 +1,18 @@
-"""Settings become the optimizer that they name, over the parameters that are trained."""
+"""Optimizers: settings, LAMB, Muon and layer-wise rates against timm's, torch's and MAE's."""
 
+import copy
+import json
 from typing import Any
 
 import pytest
+import timm
 import torch
+from timm.optim import Lamb as TimmLamb
 from torch import nn
 
 from samebits.config.schema import OptimConfig
-from samebits.optim.build import optimizer
+from samebits.errors import CheckpointError, ConfigError
+from samebits.optim.build import layer_scales, load_state, optimizer
 
 
 @pytest.mark.parametrize(
@@ -69,3 +74,116 @@ def test_a_group_that_would_be_empty_is_left_out() -> None:
     model = nn.Linear(2, 2, bias=False)
     (group,) = optimizer(model, OptimConfig(weight_decay=0.5, decay_norms_and_biases=False)).param_groups
     assert group["weight_decay"] == 0.5
+
+
+class Net(nn.Module):
+    """Embedding, two hidden matrices, norm, output layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 6)
+        self.hidden, self.norm, self.deep, self.head = (
+            nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 4), nn.Linear(4, 3),
+        )  # fmt: skip
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.deep(self.norm(self.hidden(self.embed(indices)))))
+        return found
+
+
+def take_steps(model: nn.Module, optimizers: list[torch.optim.Optimizer], seeds: range) -> None:
+    for seed in seeds:
+        torch.manual_seed(seed)
+        model.zero_grad()
+        model(torch.randint(0, 5, (7,))).square().sum().backward()
+        for each in optimizers:
+            each.step()
+
+
+def twins() -> tuple[Net, Net]:
+    torch.manual_seed(0)
+    model = Net()
+    return model, copy.deepcopy(model)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_lamb_computes_what_timms_does(weight_decay: float) -> None:
+    ours, other = twins()
+    config = OptimConfig(name="lamb", lr=0.02, weight_decay=weight_decay)
+    reference = TimmLamb(other.parameters(), lr=0.02, weight_decay=weight_decay, max_grad_norm=None)
+    take_steps(ours, [optimizer(ours, config)], range(5))
+    take_steps(other, [reference], range(5))
+    for mine, theirs in zip(ours.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_muon_trains_hidden_matrices_and_adamw_the_rest_with_the_values_of_torchs_two_optimizers() -> None:
+    ours, other = twins()
+    config = OptimConfig(name="muon", lr=0.01, momentum=0.95, weight_decay=0.1, decay_norms_and_biases=False)
+    hidden = [other.hidden.weight, other.deep.weight]
+    rest = [[other.embed.weight, other.head.weight], [each for each in other.parameters() if each.dim() == 1]]
+    references = [
+        torch.optim.Muon(hidden, lr=0.01, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(
+            [{"params": rest[0], "weight_decay": 0.1}, {"params": rest[1], "weight_decay": 0.0}], lr=0.01, fused=True
+        ),
+    ]
+    take_steps(ours, [optimizer(ours, config)], range(4))
+    take_steps(other, references, range(4))
+    for (name, mine), theirs in zip(ours.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
+
+
+def test_muon_needs_hidden_matrices() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
+    with pytest.raises(ConfigError, match="hidden matrices"):
+        optimizer(model, OptimConfig(name="muon"))
+
+
+@pytest.mark.parametrize("name", ["lamb", "muon"])
+def test_loaded_state_continues_with_equal_bits_and_another_optimizers_state_is_refused(name: Any) -> None:
+    model, resumed = twins()
+    config = OptimConfig(name=name, lr=0.02, weight_decay=0.1)
+    first = optimizer(model, config)
+    take_steps(model, [first], range(3))
+    resumed.load_state_dict(model.state_dict())
+    second = optimizer(resumed, config)
+    state = first.state_dict()
+    json.dumps(state["param_groups"])  # a checkpoint stores them as JSON
+    load_state(second, copy.deepcopy(state))
+    take_steps(model, [first], range(3, 5))
+    take_steps(resumed, [second], range(3, 5))
+    for mine, theirs in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    with pytest.raises(CheckpointError, match="different optimizer"):
+        load_state(optimizer(resumed, OptimConfig(name="sgd")), state)
+
+
+def test_layers_of_a_vision_transformer_learn_at_the_rates_of_beit_and_mae() -> None:
+    with torch.device("meta"):
+        names = [name for name, _ in timm.create_model("vit_tiny_patch16_224").named_parameters()]
+
+    def layer_of(name: str) -> int:  # get_layer_id_for_vit in facebookresearch/mae, util/lr_decay.py
+        if name in ("cls_token", "pos_embed") or name.startswith("patch_embed"):
+            return 0
+        return int(name.split(".")[1]) + 1 if name.startswith("blocks") else 13
+
+    assert layer_scales(names, 0.7) == {name: 0.7 ** (13 - layer_of(name)) for name in names}
+
+
+def test_blocks_of_a_resnet_are_layers_and_a_model_without_blocks_is_refused() -> None:
+    names = ["conv1.weight", "bn1.weight", "layer1.0.conv1.weight", "layer1.0.downsample.0.weight",
+             "layer1.1.bn1.bias", "layer2.0.conv1.weight", "fc.weight"]  # fmt: skip
+    assert list(layer_scales(names, 0.5).values()) == [1 / 16, 1 / 16, 1 / 8, 1 / 8, 1 / 4, 1 / 2, 1]
+    with pytest.raises(ConfigError, match="repeated blocks"):
+        layer_scales(["0.weight", "2.weight"], 0.5)
+
+
+def test_groups_have_the_scale_of_their_layer_besides_the_decay() -> None:
+    model = nn.Sequential(*(nn.Sequential() for _ in range(2)))
+    for index in range(2):
+        model[index].add_module("fc", nn.Linear(2, 2))
+    made = optimizer(model, OptimConfig(layer_decay=0.5, weight_decay=0.1, decay_norms_and_biases=False))
+    assert [(group["weight_decay"], group["lr_scale"]) for group in made.param_groups] == [
+        (0.1, 0.25), (0.1, 0.5), (0.0, 0.25), (0.0, 0.5)
+    ]  # fmt: skip
