@@ -79,13 +79,6 @@ def test_text_labels_are_read_whole(tmp_path: Path, content: str) -> None:
     assert rows(labels_of(tmp_path / "l.txt", content)) == [("a.png", "one two"), ("sub/b.png", "ü你")]
 
 
-def test_labels_in_another_encoding_are_refused_with_the_command_that_converts_them(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"m\.txt:1 is not UTF-8") as error:
-        labels_of(tmp_path / "m.txt", "a.png 安 x\r\nb.png 大\n".encode("gb18030"))
-    assert f"iconv -f gb18030 -t UTF-8 {tmp_path / 'm.txt'} > NEW" in error.value.slots["fix"]
-    assert "reads: a.png 安 x" in error.value.slots["cause"]
-
-
 @pytest.mark.parametrize("end", ["\r", "\r\n", "\n"])
 def test_lines_may_end_in_any_way(tmp_path: Path, end: str) -> None:
     labels = labels_of(tmp_path / "l.txt", end.join(["a.png\tone", "b.png\ttwo", "", "c.png\t三", ""]))
@@ -116,54 +109,53 @@ def test_a_table_of_characters_by_another_name_is_not_guessed_to_be_gbk(tmp_path
     assert "gb18030" in error.value.slots["fix"]
 
 
-def test_index_labels_without_a_table_are_not_taken_for_texts(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="index labels") as error:
-        labels_of(tmp_path / "l.txt", "a.png 2 4 1\n")
-    assert "data.chars" in error.value.slots["fix"]
-
-
 @pytest.mark.parametrize("field", ["6", "-1", "x", "1.5"])
 def test_a_number_of_no_character_is_named_by_its_line(tmp_path: Path, chars: Path, field: str) -> None:
     with pytest.raises(DataError, match=rf"l\.txt:2 has {field}, which is not the number"):
         labels_of(tmp_path / "l.txt", f"a.png 2 4\nb.png 1 {field} 2\n", chars, form="index")
 
 
-def test_a_line_without_a_label_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"l\.txt:3 is not of the form path text"):
-        labels_of(tmp_path / "l.txt", "a.png x\n\nb.png\n")
+# A file of labels, the error, and texts in its slots; {folder} is the file's.
+REFUSED: dict[str, tuple[str, str | bytes, str, dict[str, str]]] = {
+    "another encoding": (
+        "m.txt", "a.png 安 x\r\nb.png 大\n".encode("gb18030"), r"m\.txt:1 is not UTF-8",
+        {"fix": "iconv -f gb18030 -t UTF-8 {folder}/m.txt > NEW", "cause": "reads: a.png 安 x"},
+    ),
+    "index labels without a table": ("l.txt", "a.png 2 4 1\n", "index labels", {"fix": "data.chars"}),
+    "no label": ("l.txt", "a.png x\n\nb.png\n", r"l\.txt:3 is not of the form path text", {}),
+    "no labels": ("l.txt", "\n\n", "has no labels", {}),
+    **{
+        f"no tab in {name}: {text!r}": (
+            name, text, rf"{name}:{number} has no tab",
+            {"given": text.splitlines()[number - 1], "allowed": "path<TAB>text"},
+        )
+        for name, text, number in (
+            ("l.tsv", "no tab here\n", 1), ("l.tsv", "a.png one\nb.png two\n", 1),
+            ("l.txt", "a.png\tone\nb.png two\nc.png\tthree\n", 2),
+        )
+    },
+    **{
+        f"separated by {sign}": (
+            "l.csv", f"a.png{sign}one\nb.png{sign}two\n", r"l\.csv:1 is not of the form path text",
+            {"fix": "Write the path, a tab and the text"},
+        )
+        for sign in ",;|"
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "number"),
-    [
-        ("l.tsv", "no tab here\n", 1),
-        ("l.tsv", "a.png one\nb.png two\n", 1),
-        ("l.txt", "a.png\tone\nb.png two\nc.png\tthree\n", 2),
-    ],
-)
-def test_a_line_without_a_tab_among_those_with_one_is_named(tmp_path: Path, name: str, text: str, number: int) -> None:
-    with pytest.raises(DataError, match=rf"{name}:{number} has no tab") as error:
-        labels_of(tmp_path / name, text)
-    assert error.value.slots["given"] == text.splitlines()[number - 1]
-    assert error.value.slots["allowed"] == "path<TAB>text"
-
-
-@pytest.mark.parametrize("separator", [",", ";", "|"])
-def test_labels_with_another_separator_are_told_to_have_a_tab(tmp_path: Path, separator: str) -> None:
-    with pytest.raises(DataError, match=r"l\.csv:1 is not of the form path text") as error:
-        labels_of(tmp_path / "l.csv", f"a.png{separator}one\nb.png{separator}two\n")
-    assert "Write the path, a tab and the text" in error.value.slots["fix"]
-    assert labels_of(tmp_path / "l.csv", "a.png\tone\nb.png\ttwo\n").text(1) == "two"
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_file_of_labels_is_refused_with_its_line_and_a_fix(tmp_path: Path, case: str) -> None:
+    name, content, what, slots = REFUSED[case]
+    with pytest.raises(DataError, match=what) as error:
+        labels_of(tmp_path / name, content)
+    for slot, text in slots.items():
+        assert text.format(folder=tmp_path) in error.value.slots[slot]
 
 
 def test_a_tab_in_one_text_does_not_make_the_file_a_table(tmp_path: Path) -> None:
     found = labels_of(tmp_path / "l.txt", "a.png x\ty\nb.png z\nc.png w\n")
     assert [found.text(row) for row in range(3)] == ["x\ty", "z", "w"]
-
-
-def test_an_empty_file_of_labels_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has no labels"):
-        labels_of(tmp_path / "l.txt", "\n\n")
 
 
 @pytest.mark.parametrize(

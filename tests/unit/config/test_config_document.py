@@ -22,7 +22,8 @@ from samebits.process_range import MAX_NODES, ProcessRange, parse_range
         ("1e-3", 0.001), ("1E5", 1e5), (".5", 0.5), ("-3", -3), ("010", 10), ("0.1", 0.1), ("true", True), ("no", "no"),
         ("on", "on"), ("null", None), ("~", None), ("", None), ("1:30", "1:30"), ("2024-01-02", "2024-01-02"),
         ("'3'", "3"), ("[1, 2.5, x]", [1, 2.5, "x"]), ("{a: 1}", {"a": 1}), (".inf", float("inf")),
-        ("~/data", "~/data"), ("/data/a b", "/data/a b"), ("1e", "1e"), ("3px", "3px"),
+        ("~/data", "~/data"), ("/data/a b", "/data/a b"), ("1e", "1e"), ("3px", "3px"), ("!!int '3'", 3),
+        ("!!float 3", 3.0), ("!!bool True", True),
     ],
 )  # fmt: skip
 def test_a_plain_word_is_read_as_people_mean_it(text: str, value: object) -> None:
@@ -113,12 +114,6 @@ def test_what_is_no_yaml_is_explained_without_parser_terms(text: str, given: str
     assert fix in str(facts["fix"])
 
 
-@pytest.mark.parametrize(("text", "value"), [("!!int '3'", 3), ("!!float 3", 3.0), ("!!bool True", True)])
-def test_a_value_with_its_tag_is_read(text: str, value: object) -> None:
-    read = parse_value(text)
-    assert (read, type(read)) == (value, type(value))
-
-
 def test_lists_as_deep_as_anybody_needs_are_read() -> None:
     value = parse_value(99 * "[" + "1" + 99 * "]")
     for _ in range(99):
@@ -182,6 +177,7 @@ def test_an_interval_of_seconds_follows_from_the_time_alone() -> None:
 def test_a_number_or_a_range_is_read(text: str, size: ProcessRange) -> None:
     assert parse_range(text, "--procs") == size
     assert parse_range(str(size), "--procs") == size
+    assert size.is_elastic == (":" in text and size.least < size.most)
 
 
 @pytest.mark.parametrize(
@@ -202,11 +198,6 @@ def test_more_than_fit_on_a_machine_may_be_nodes() -> None:
 def test_a_number_of_thousands_of_digits_is_refused() -> None:
     with pytest.raises(ConfigError):
         parse_range("9" * 5000, "--procs")
-
-
-def test_a_range_is_elastic_and_a_number_is_not() -> None:
-    assert ProcessRange(2, 3).is_elastic
-    assert not ProcessRange(3, 3).is_elastic
 
 
 def test_a_mapping_in_either_form_becomes_what_the_command_line_takes() -> None:
