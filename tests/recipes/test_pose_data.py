@@ -25,7 +25,7 @@ from samebits.recipes.pose.infer import prepare
 from samebits.recipes.pose.skeletons import COCO, CROWDPOSE, SKELETONS
 from samebits.recipes.pose.view import ImageView, Placement, draw_placement, view
 from tests.recipes.pose_faults import FAULTS
-from tests.synthetic_people import describe, draw_synthetic_image
+from tests.synthetic_people import write_coco
 
 CASES = [(case, index) for case, count in (("crowdpose", 2), ("coco", 4)) for index in range(count)]
 
@@ -146,18 +146,7 @@ def test_settings_that_do_not_fit_are_refused() -> None:
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """A dataset of two synthetic images in COCO's format."""
-    images, people = [], []
-    (tmp_path / "images/val2017").mkdir(parents=True)
-    for number in (1, 2):
-        drawing = draw_synthetic_image(64, number)
-        truth = describe(drawing, number)
-        Image.fromarray(drawing.rgb).save(tmp_path / "images/val2017" / truth["file_name"])
-        images.append({"id": number, "file_name": truth["file_name"], "width": 64, "height": 64})
-        people.extend(truth["annotations"])
-    category = {"id": 1, "name": "person", "keypoints": list(COCO.joints)}
-    content = {"images": images, "annotations": people, "categories": [category]}
-    _annotations(tmp_path).parent.mkdir()
-    _annotations(tmp_path).write_text(json.dumps(content))
+    write_coco(tmp_path, 0, 2, 64)
     return tmp_path
 
 

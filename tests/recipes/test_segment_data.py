@@ -21,7 +21,7 @@ from samebits.recipes.segment.data import LabeledImages
 from samebits.recipes.segment.listing import list_images, open_source
 from samebits.recipes.segment.make import make
 from tests.recipes.coco_regions import write_coco
-from tests.synthetic_people import describe, draw_synthetic_image
+from tests.synthetic_people import write_coco as write_people
 
 
 @pytest.fixture
@@ -218,17 +218,7 @@ def test_a_wrong_field_of_a_coco_file_is_named(case: str, made: Path) -> None:
 
 def people(root: Path) -> Callable[[], Any]:
     """Two images of people in COCO's format; opening them for training and evaluation."""
-    (root / "images/val2017").mkdir(parents=True)
-    images, entries = [], []
-    for number in (1, 2):
-        drawing = draw_synthetic_image(64, number)
-        truth = describe(drawing, number)
-        Image.fromarray(drawing.rgb).save(root / "images/val2017" / f"{number}.jpg")
-        images.append({"id": number, "file_name": f"{number}.jpg", "width": 64, "height": 64})
-        entries += truth["annotations"]
-    content = {"images": images, "annotations": entries, "categories": [{"id": 1, "name": "person"}]}
-    (root / "annotations").mkdir()
-    (root / "annotations/person_keypoints_val2017.json").write_text(json.dumps(content))
+    write_people(root, 0, 2, 64)
     config = PoseData(root=root, train="val2017")
     return lambda: [open_files(config, train=train) for train in (True, False)]
 
@@ -261,7 +251,7 @@ def with_a_long_header(image: Path) -> None:
     opened.save(image, icc_profile=bytes(60_000), comment=bytes(60_000))
 
 
-PLACES = {"pose": (people, "images/val2017/2.jpg"), "segment": (regions, "images/0003.jpg"),
+PLACES = {"pose": (people, "images/val2017/000000000002.jpg"), "segment": (regions, "images/0003.jpg"),
           "masks": (masks, "images/0003.jpg"), "images of masks": (masks, "masks/0003.png")}  # fmt: skip
 
 
@@ -281,7 +271,7 @@ def test_an_image_of_another_size_is_named_before_training(
 
 def test_an_image_whose_header_is_too_long_is_named_when_it_is_read(tmp_path: Path) -> None:
     open_all = people(tmp_path)
-    with_a_long_header(tmp_path / "images/val2017/2.jpg")
+    with_a_long_header(tmp_path / "images/val2017/000000000002.jpg")
     source = open_all()[1]
     with pytest.raises(DataError, match=r"2\.jpg is 32x32, but 64x64 in its annotation"):
         source.example(1, 0)
@@ -294,7 +284,7 @@ def test_an_image_that_is_too_long_for_pose_estimation_is_named_before_the_first
     content["images"][1] |= {"width": 990, "height": 30}
     content["annotations"] = [each for each in content["annotations"] if each["image_id"] == 1]
     path.write_text(json.dumps(content))
-    Image.new("RGB", (990, 30)).save(tmp_path / "images/val2017/2.jpg")
+    Image.new("RGB", (990, 30)).save(tmp_path / "images/val2017/000000000002.jpg")
     assert len(open_files(PoseData(root=tmp_path, train="val2017"), train=True)) == 1
     with pytest.raises(DataError, match="image 2 is 990x30, too long for pose estimation"):
         open_files(PoseData(root=tmp_path), train=False)

@@ -58,21 +58,15 @@ def test_a_file_cut_short_is_named_and_the_one_before_is_taken(tmp_path: Path, n
     assert is_whole(found)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
-    path = save(some(1), tmp_path)
-    (path / name).unlink()
+@pytest.mark.parametrize(("name", "is_folder"), [*((name, False) for name in FILES), ("state.json", True)])
+def test_a_missing_file_or_a_folder_in_its_place_is_named(tmp_path: Path, name: str, is_folder: bool) -> None:
+    file = save(some(1), tmp_path) / name
+    file.unlink()
+    if is_folder:
+        file.mkdir()
     with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(path)
-    assert f"{path / name} does not exist" in str(caught.value)
-
-
-def test_a_file_that_is_no_file_is_named(tmp_path: Path) -> None:
-    path = save(some(1), tmp_path)
-    (path / "state.json").unlink()
-    (path / "state.json").mkdir()
-    with pytest.raises(CheckpointError, match=r"state\.json can't be read: Is a directory"):
-        load_checkpoint(path)
+        load_checkpoint(file.parent)
+    assert f"{file} " + ("can't be read: Is a directory" if is_folder else "does not exist") in str(caught.value)
 
 
 @pytest.fixture(scope="module")
