@@ -21,8 +21,6 @@ from samebits.recipes.text.config import Config as TextConfig
 from samebits.recipes.text.recipe import build as build_text
 from tests.runs import samebits, weights
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 # timm's own small networks for tests, by kind: convolutions, attention, rotary positions, windows.
 KINDS = ["test_convnext", "test_vit", "vit_small_patch16_dinov3", "test_resnet"]
 

@@ -28,8 +28,6 @@ from tests.recipes.parity import filled, noise, recorded
 
 CLASSES = ["daisy", "dandelion", "roses", "sunflowers", "tulips"]
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -183,27 +181,17 @@ def test_a_model_answers_when_its_data_is_gone(shapes: Path, tmp_path: Path) -> 
     assert parts.postprocess(torch.tensor([0.0, 0, 9, 0, 0]))["class"] == "squares"
 
 
-def test_a_run_asked_about_other_pictures_lists_those(shapes: Path, tmp_path: Path) -> None:
-    first = config_of(shapes, data={"root": None, "train": shapes, "eval": shapes})
+@pytest.mark.parametrize("has_split", [False, True])
+def test_a_run_is_asked_about_other_pictures(shapes: Path, tmp_path: Path, has_split: bool) -> None:
+    data = {} if has_split else {"root": None, "train": shapes, "eval": shapes}
+    first, other = config_of(shapes, data=data), config_of(shapes, data={**data, "eval": tmp_path})
     known = json.loads(json.dumps(dataset_info(first)))
     (tmp_path / "stars").mkdir()
     (tmp_path / "stars" / "one.jpg").write_bytes((shapes / "stars" / "0000.jpg").read_bytes())
-    other = first.model_copy(update={"data": first.data.model_copy(update={"eval": tmp_path})})
-    samples = build(other, known).eval_data()
-    assert len(samples) == 1
-    assert samples.batch(np.array([0]), np.zeros(1, np.uint64)).targets.tolist() == [known["classes"].index("stars")]
-    assert len(build(first, known).eval_data()) == 200
-
-
-def test_a_run_that_split_its_own_folder_is_asked_about_other_pictures(shapes: Path, tmp_path: Path) -> None:
-    first = config_of(shapes)
-    known = json.loads(json.dumps(dataset_info(first)))
-    (tmp_path / "stars").mkdir()
-    (tmp_path / "stars" / "one.jpg").write_bytes((shapes / "stars" / "0000.jpg").read_bytes())
-    other = config_of(shapes, data={"eval": tmp_path})
     samples: Any = build(other, known).eval_data()
     assert samples.files == [tmp_path / "stars" / "one.jpg"]
-    assert len(build(first, known).eval_data()) == 40
+    assert samples.batch(np.array([0]), np.zeros(1, np.uint64)).targets.tolist() == [known["classes"].index("stars")]
+    assert len(build(first, known).eval_data()) == (40 if has_split else 200)
 
 
 def test_synthetic_images_are_trained_on_by_the_printed_command(tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ from samebits.recipes.classify.config import Config, ModelConfig
 from samebits.recipes.classify.model import build_model
 from samebits.recipes.classify.recipe import build
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def parts_of(model: dict[str, Any]) -> Parts:
     torch.manual_seed(0)

@@ -59,7 +59,6 @@ def test_building_reads_no_data(tmp_path: Path) -> None:
         parts.train_data()
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
     parts = _parts()
     trained(parts, torch.optim.SGD(parts.model.parameters(), lr=0.03, momentum=0.9), 5, 45)

@@ -14,8 +14,6 @@ from samebits.recipes.pose.config import Config
 from samebits.recipes.pose.recipe import build
 from tests.synthetic_people import with_people
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SMALL = {"width": 4, "num_modules": [1, 1, 1], "num_blocks": 1, "stem_width": 8, "stem_blocks": 1, "deconv_blocks": 0}
 
 

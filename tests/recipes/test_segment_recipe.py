@@ -16,8 +16,6 @@ from samebits.recipes.segment.config import MODELS, Config, ModelConfig
 from samebits.recipes.segment.recipe import UNet, build, build_model, dataset_info, segment_loss
 from tests.recipes.evaluated import evaluated
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def config_of(**settings: Any) -> Config:
     data = {"name": "shapes", "size_px": [64, 64], "num_train": 8, "num_eval": 6, **settings.pop("data", {})}

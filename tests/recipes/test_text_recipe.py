@@ -32,7 +32,6 @@ def draw_lines(folder: Path, texts: list[str], size: tuple[int, int] = (64, 32))
     (folder / "l.tsv").write_text("".join(f"{number}.png\t{text}\n" for number, text in enumerate(texts)))
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_the_recipe_learns_predicts_and_draws(tmp_path: Path) -> None:
     texts = [f"{7 * number % 100:02d}" for number in range(1, 11)]
     draw_lines(tmp_path, texts, size=(40, 32))

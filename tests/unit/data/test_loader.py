@@ -255,16 +255,12 @@ def test_a_fault_of_the_machine_is_not_blamed_on_the_dataset(error: Exception, m
 
 def test_workers_read_the_same_bits_where_the_rank_has_more_threads_than_one() -> None:
     request = (np.arange(1), keys(0, 0, np.arange(1)))
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        torch.rand(100_000).exp()  # OpenMP's threads are there before the workers are forked
-        loaders = [Loader(Threads(), lambda: iter([request]), CPU, num_workers=number) for number in (0, 2)]
-        here, worker = (loader.batch(*request).inputs for loader in loaders)
-        loaders[1].close()
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    torch.rand(100_000).exp()  # OpenMP's threads are there before the workers are forked
+    loaders = [Loader(Threads(), lambda: iter([request]), CPU, num_workers=number) for number in (0, 2)]
+    here, worker = (loader.batch(*request).inputs for loader in loaders)
+    loaders[1].close()
+    assert torch.get_num_threads() == 2
     assert torch.equal(here, worker)
 
 

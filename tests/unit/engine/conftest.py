@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from samebits.storage.run_folder import RunFolder
 
@@ -17,4 +16,3 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
     folder.open()
     yield folder
     folder.close()
-    torch.use_deterministic_algorithms(False)

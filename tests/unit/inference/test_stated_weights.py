@@ -13,8 +13,6 @@ from samebits.inference.trained_model import TrainedModel, describe_weights
 from samebits.storage.weights import read, weights_sha256
 from tests.verify_trials.forgery import edit_json, edit_tensors
 
-pytestmark = pytest.mark.usefixtures("torch_as_before")
-
 
 def replace_the_weights(run: Path) -> None:
     edit_tensors(run / "weights.safetensors", lambda tensors: [each.zero_() for each in tensors.values()])
