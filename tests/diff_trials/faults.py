@@ -5,8 +5,6 @@ shows it in the next step's loss. Where the second run does not repeat its own r
 version of a library), only the step can be known, unless a checkpoint follows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs for the trials of `samebits diff`: trained and compared within this process."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import shutil
@@ -165,16 +163,3 @@ def first_other_order(num_samples: int) -> int:
 def _samples(num_samples: int) -> Iterator[list[int]]:
     for step in Order(num_samples, 12, 4, 0).steps(Alone(), stop=NUM_STEPS):
         yield [index for each in step.micro_batches for index in each.indices.tolist()]
-
-
-def is_step_found(fault: Fault, found: RunDifference) -> bool:
-    """Whether a comparison found the step of a planted difference."""
-    if fault.step is None:
-        return found.location is None and found.folders.step is None and bool(found.folders.versions)
-    return found.location is not None and found.location.step == fault.step
-
-
-def is_place_found(fault: Fault, found: RunDifference) -> bool:
-    """Whether a comparison found the module of a planted difference."""
-    where = found.location
-    return bool(fault.place) and where is not None and fault.place in f"{where.phase}: {where.module}"
