@@ -1,7 +1,5 @@
 """Ranks from the environment, the command line, Slurm and MPI, and every way in which they can be wrong."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -83,14 +81,6 @@ def test_a_rank_is_taken_exactly_if_it_is_below_the_world_size(rank: int, world_
     else:
         with pytest.raises(LaunchError, match=str(world_size if world_size < 1 else rank)):
             read_assignment({}, "tcp://a:1", rank, world_size)
-
-
-@pytest.mark.parametrize(
-    "module", ["cluster.env", "cluster.signals", "cluster.address", "launch.forkserver", "launch.failures"]
-)
-def test_what_runs_before_torch_does_not_import_it(module: str) -> None:
-    code = f"import sys, samebits.{module}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 SRUN = {
