@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +8,6 @@ import pytest
 import samebits.recipes
 from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError
-from samebits.recipes import catalog
 from samebits.recipes.catalog import RecipeSpec, find, list_presets, list_recipes
 from samebits.recipes.trust import trust
 
@@ -267,14 +264,6 @@ def test_a_training_script_is_not_run_and_the_command_for_it_is_named(shelf: Pat
 def test_a_recipe_with_a_backward_pass_of_its_own_is_a_recipe(shelf: Path) -> None:
     (shelf / "own.py").write_text("def penalty(loss):\n    loss.backward()\ndef build(config):\n    return 2\n")
     assert built(find("own.py")) == 2
-
-
-def test_every_preset_that_comes_with_samebits_is_right() -> None:
-    found = [preset for recipe in catalog.list_recipes() for preset in list_presets(recipe)]
-    assert {"mnist", "tutorial", "digits"} <= {preset.name for preset in found}
-    for preset in found:
-        config_of(find(f"{preset.recipe}/{preset.name}"))
-        assert preset.meaning
 
 
 def test_a_recipe_that_keeps_facts_is_built_with_them_and_finds_them_where_there_are_none(shelf: Path) -> None:
