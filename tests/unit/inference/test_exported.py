@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from samebits.recipes.catalog import find
 from samebits.recipes.pose import recipe as _pose  # noqa: F401  OpenCV sets a variable when it is imported
 from samebits.storage.run_folder import is_export
 from tests.ranks.recipes_in_ranks import draw_digits
+from tests.runs import python
 
 DOTS = str(Path(__file__).with_name("recipe_of_dots.py"))
 TINY = {
@@ -262,9 +262,7 @@ def test_the_example_gives_the_prediction_of_samebits(more: list[str]) -> None:
     colors.putalpha(Image.linear_gradient("L").resize(colors.size))
     colors.save(files[2])
     Image.fromarray(np.asarray(Image.open(files[1]).convert("L")).astype(np.uint16) * 257).save(files[3])
-    done = subprocess.run(
-        [sys.executable, "-P", EXAMPLE, "net.onnx", *files], capture_output=True, text=True, check=True, timeout=180
-    )
+    done = python("-P", EXAMPLE, "net.onnx", *files)
     mine = predict("w.safetensors", files, settings, preset="shapes")
     for file, line, prediction in zip(files, done.stdout.splitlines(), mine, strict=True):
         found = re.fullmatch(r"(\S+)  class (\w+)  probability ([\d.]+)%", line)

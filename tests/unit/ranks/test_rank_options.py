@@ -1,8 +1,6 @@
 """Ranks of `samebits launch`: options, devices, random numbers, their group, and batch norm over them."""
 
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ from samebits.errors import ConfigError
 from samebits.ranks import start
 from samebits.ranks.devices import CPU, DealtDevice, deal, mapped
 from samebits.ranks.doors import Generators
-from tests.runs import environment
+from tests.runs import python
 from tests.unit.ranks.in_ranks import run
 
 
@@ -159,9 +157,7 @@ index = ddp._get_device_index
 print(torch.cuda.device_count(), torch.accelerator.device_count(), index(5, True), index(torch.device("cuda:5")))
 print(torch.load("x.pt", map_location={"cuda:5": "cpu"}).sum().item(), torch.zeros(5, 3).shape[0], torch.eye(5).sum())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
-    )
+    done = python("-c", script, cwd=tmp_path)
     assert done.stdout == "8 8 0 0\n2.0 5 tensor(5.)\n"
 
 

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from hypothesis import strategies as st
 
 from samebits.errors import CheckpointError
 from samebits.storage.checkpoint import Checkpoint, clean, load_checkpoint, newest, save
+from tests.runs import python
 
 FILES = ("weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
 
@@ -225,10 +224,5 @@ print("saved", done)
 def test_a_process_killed_at_any_moment_leaves_what_it_had_saved(tmp_path: Path) -> None:
     script = tmp_path / "saves.py"
     script.write_text(_SAVES)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "run")],
-        capture_output=True, text=True, env=environment, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = python(script, tmp_path / "run")
     assert int(done.stdout.split()[1]) > 20
