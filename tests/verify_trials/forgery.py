@@ -1,7 +1,5 @@
 """What a publisher can do to a run folder after training, such that its files agree with each other again."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Runs for the trials of `samebits verify`: trained, resumed and verified in this process or the ranks of a pool."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -7,8 +7,6 @@ evaluation or checkpoint. A file that contradicts another one is found without a
 the statement is no contradiction: the verdict names it as not stated.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

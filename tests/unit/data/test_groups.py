@@ -1,7 +1,5 @@
 """Samples in groups: each once an epoch, no group mixed in a micro-batch, the same for every world."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 

@@ -1,7 +1,5 @@
 """A sample does not depend on which process reads it, when, or after which other sample."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os

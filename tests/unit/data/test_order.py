@@ -1,7 +1,5 @@
 """The order of samples, their keys, and their division over ranks."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Datasets of users: samples, how they are joined, and files that are not used."""
 
-from __future__ import annotations
-
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Shared fixtures of the engine's tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

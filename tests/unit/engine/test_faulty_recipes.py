@@ -1,7 +1,5 @@
 """Faults of a user's recipe are errors with a fix, before or in the first step."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Faults of a recipe's loss and model are named; evaluation of nothing, or of values that are not finite."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

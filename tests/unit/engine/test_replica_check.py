@@ -1,7 +1,5 @@
 """Checksums that change with any bit, ranks that differ, flags in a sum over ranks, and a new rank 0's records."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

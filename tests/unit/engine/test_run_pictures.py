@@ -1,7 +1,5 @@
 """Pictures of a run, which change no bit and cannot end it, and its share of time waiting for data."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The header and the closing block of a run, in 80 columns."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

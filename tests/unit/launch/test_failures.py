@@ -1,7 +1,5 @@
 """The cause of a failed start, as the launcher and its workers report it, and functions handed to other processes."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

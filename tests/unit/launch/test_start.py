@@ -1,7 +1,5 @@
 """Options of a launch: processes, hosts, ways to recover, and the batch script."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

@@ -1,7 +1,5 @@
 """A loop of one process, in small."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

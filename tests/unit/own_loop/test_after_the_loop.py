@@ -2,8 +2,6 @@
 
 # ruff: noqa: PT012  # what raises is the body of a loop
 
-from __future__ import annotations
-
 import linecache
 import math
 import re

@@ -1,8 +1,6 @@
 """Bodies of training loops that act by themselves are named by what they do."""
 
 # ruff: noqa: PT012  # what raises is the body of a loop
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Mistakes in the body of an exact loop are named before the weights change."""
 
 # ruff: noqa: PT012  # what raises is the body of a loop
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """All-reduces of a bucket on virtual ranks, and the sum that one process has."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

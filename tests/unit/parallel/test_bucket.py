@@ -1,7 +1,5 @@
 """The tree's brackets, and the gradient buckets whose leaves are filled one after another or by turns."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 

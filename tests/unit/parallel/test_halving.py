@@ -1,7 +1,5 @@
 """All-reduces on virtual ranks, in rounds and between machines: the sum of one process, in few messages."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from itertools import chain, repeat

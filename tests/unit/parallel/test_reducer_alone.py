@@ -1,7 +1,5 @@
 """The reducer in one process, and a model's buffers: nothing of a step leaks into the next."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Synchronized batch norm in one process: any cut of a batch gives what torch's gives of the whole; its errors."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a run's statement does not list, or states otherwise, is found."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Tar shards and their index."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle
