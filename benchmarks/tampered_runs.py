@@ -24,7 +24,6 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.verification_costs import cost_of_record, cost_of_verification
-from samebits.cluster.world import World
 from samebits.provenance.record import STEPS_FILE
 from samebits.replay.segments import choose, escape_probability
 from samebits.replay.verify import Verdict
@@ -35,6 +34,7 @@ from tests.verify_trials.honest import (
     explain,
     honest_trial,
     resumed_with,
+    trust_in,
 )
 from tests.verify_trials.runs import prepare_process, train, verified
 from tests.verify_trials.tampers import ANY, Tamper, tampers
@@ -123,12 +123,6 @@ def report_audits(verdicts: list[Verdict], rows: list[tuple[str, str, str]]) -> 
     measured = f"{found} found, {expected:.1f} expected ({away:+.1f} standard deviations)"
     rows.append((f"{NUM_AUDITS:,} audits of {SHARE:.0%} of the steps", "as the formula gives, within 3", measured))
     return abs(away) < 3
-
-
-def trust_in(world: World) -> None:
-    """Trust the tiny recipe in a rank."""
-    if world.is_main:
-        prepare_process()
 
 
 def honest_by_command(folder: Path, number: int) -> tuple[bool, str]:

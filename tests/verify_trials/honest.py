@@ -4,6 +4,7 @@ import os
 import random
 from pathlib import Path
 
+from samebits.cluster.world import World
 from samebits.provenance.record import STEPS_FILE
 from samebits.replay.verify import Verdict, lines
 from samebits.storage.checkpoint import steps
@@ -11,6 +12,7 @@ from tests.ranks.rank_pool import RankPool
 from tests.verify_trials.runs import (
     NUM_STEPS,
     alone,
+    prepare_process,
     train_until,
     verdict_in,
     verified,
@@ -30,6 +32,12 @@ RESUMED = (
 REQUESTS = (
     {"share": 1.0}, {"share": 1.0}, {"share": 0.3}, {"from_scratch": True}, {"steps": (6, 15)}, {"steps": (0, 10)},
 )  # fmt: skip
+
+
+def trust_in(world: World) -> None:
+    """Trust the tiny recipe in a rank."""
+    if world.is_main:
+        prepare_process()
 
 
 def honest_trial(pool: RankPool, folder: Path, number: int) -> tuple[Verdict, str]:
