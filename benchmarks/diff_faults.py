@@ -18,8 +18,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from samebits.replay.diff import RunDifference
 from tests.diff_trials.faults import faults
-from tests.diff_trials.runs import NUM_STEPS, Trials, is_place_found, is_step_found
+from tests.diff_trials.runs import NUM_STEPS, Fault, Trials
 
 
 def main() -> int:
@@ -49,6 +50,19 @@ def main() -> int:
             )
     print(f"{num_steps} of {len(chosen)} steps, {num_places} modules, at most {most} replays")
     return int(num_steps < len(chosen) or num_places < 0.9 * len(chosen) or most > 2 * math.log2(NUM_STEPS))
+
+
+def is_step_found(fault: Fault, found: RunDifference) -> bool:
+    """Whether a comparison found the step of a planted difference."""
+    if fault.step is None:
+        return found.location is None and found.folders.step is None and bool(found.folders.versions)
+    return found.location is not None and found.location.step == fault.step
+
+
+def is_place_found(fault: Fault, found: RunDifference) -> bool:
+    """Whether a comparison found the module of a planted difference."""
+    where = found.location
+    return bool(fault.place) and where is not None and fault.place in f"{where.phase}: {where.module}"
 
 
 def _mark(is_right: bool) -> str:

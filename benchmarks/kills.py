@@ -27,10 +27,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from benchmarks.node_trials import LOSSES, draw_nodes, play_nodes
 from tests.cluster.hosts import Host, hosts, why_not
 from tests.faults.faults import SETTINGS
 from tests.faults.kill_trials import MOMENTS, Outcome, draw, play
-from tests.faults.node_trials import LOSSES, draw_nodes, play_nodes
 from tests.runs import TINY, samebits, weights
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -21,14 +23,15 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from benchmarks.verification_costs import cost_of_record, cost_of_verification
+from samebits.provenance.record import STEPS_FILE
 from samebits.replay.segments import choose, escape_probability
 from samebits.replay.verify import Verdict
 from tests.ranks.rank_pool import RankPool
-from tests.verify_trials.costs import cost_of_record, cost_of_verification
+from tests.runs import TINY, kill_session, samebits, start
 from tests.verify_trials.honest import (
     RESUMED,
     explain,
-    honest_by_command,
     honest_trial,
     resumed_with,
     trust_in,
@@ -120,6 +123,29 @@ def report_audits(verdicts: list[Verdict], rows: list[tuple[str, str, str]]) -> 
     measured = f"{found} found, {expected:.1f} expected ({away:+.1f} standard deviations)"
     rows.append((f"{NUM_AUDITS:,} audits of {SHARE:.0%} of the steps", "as the formula gives, within 3", measured))
     return abs(away) < 3
+
+
+def honest_by_command(folder: Path, number: int) -> tuple[bool, str]:
+    """Do the same by the real commands: every process of the run is killed once. Returns whether it is verified."""
+    chance = random.Random(number)
+    sizes = [chance.randint(1, 3) for _ in range(3)]
+    run, at = folder / "run", chance.randrange(3, 15)
+    settings = ["epochs=4", "checkpoint.every=2 steps", "checkpoint.keep_every=4 steps", "data.slow_s=0.02"]
+    command = ["train", TINY, *settings, "--run-dir", run, "--procs"]
+    process = start(*command, sizes[0], cwd=folder)
+    try:
+        log = run / STEPS_FILE
+        while process.poll() is None and not (log.exists() and log.stat().st_size >= 56 + 72 * at):
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+    finally:
+        kill_session(process)
+    time.sleep(0.5)
+    resume = "auto" if any((run / "checkpoints").glob("step-*")) else "never"
+    samebits(*command, sizes[1], "--resume", resume, cwd=folder)
+    output = samebits("verify", run, "--all", "--procs", sizes[2], cwd=folder).stdout
+    how = f"{sizes[0]} processes killed after {at} steps, {sizes[1]} resumed, {sizes[2]} verified"
+    return "verified   every step of the run" in output, how
 
 
 def report_honest(num_runs: int, num_commands: int, folder: Path, rows: list[tuple[str, str, str]]) -> bool:

@@ -1,7 +1,5 @@
 """Faults that are planted into a small recipe, and what `samebits check` has to find of each."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Training by the loop alone: without console, hang detector and result files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace

@@ -16,7 +16,6 @@ def test_the_page_has_each_model_with_the_command_that_trains_it() -> None:
     assert commands == {tuple(words) for words in MODELS.values()}
     for name in MODELS:
         line = on_page(name)
-        assert line is not None
         assert (len(line.weights), len(line.data)) == (64, 16), name
 
 
@@ -34,7 +33,6 @@ def test_the_smallest_models_are_rebuilt(
 
 def test_other_weights_and_other_data_are_told_apart() -> None:
     stated = on_page("mnist")
-    assert stated is not None
     assert verdict("mnist", stated) == "equal"
     assert "equal data" in verdict("mnist", Line(stated.data, "0" * 64, stated.metric))
     assert "other data" in verdict("mnist", Line("0" * 16, "0" * 64, stated.metric))

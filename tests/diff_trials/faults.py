@@ -5,8 +5,6 @@ shows it in the next step's loss. Where the second run does not repeat its own r
 version of a library), only the step can be known, unless a checkpoint follows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from samebits.data.loader import Loader
@@ -25,11 +23,12 @@ from samebits.engine.job import Job
 from samebits.engine.progress import StepResult
 from samebits.engine.step import run_step
 from samebits.provenance.record import STATEMENT_FILE, make_statement, read_statement_and_files
-from samebits.storage.manifest import MANIFEST, OPTIMIZER, WEIGHTS, sha256_of_file
+from samebits.storage.manifest import OPTIMIZER, WEIGHTS
 from samebits.storage.run_folder import RunFolder
 from samebits.storage.weights import weights_sha256
 from tests.diff_trials.recipe import RARE
-from tests.diff_trials.runs import NUM_STEPS, Arrays, Cheat, Fault, edit_json, first_other_order, first_step_of
+from tests.diff_trials.runs import NUM_STEPS, Arrays, Cheat, Fault, first_other_order, first_step_of
+from tests.verify_trials.forgery import edit_tensors
 
 CODE, HERE = "code", "        # here\n"
 
@@ -195,18 +194,11 @@ def _other_convolution(module: nn.Conv2d, values: Tensor) -> Tensor:
 
 
 def _flip_bit(path: Path, name: str, bit: int) -> None:
-    tensors = load_file(path)
-    values = tensors[name].reshape(-1).view(torch.int32)
-    values[len(values) // 2] ^= -(2**31) if bit == 31 else 1 << bit
-    save_file(tensors, path)
-    if (path.parent / MANIFEST).exists():
-        entry = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
-        edit_json(path.parent / MANIFEST, lambda manifest: _entry(manifest, path.name).update(entry))
+    def flip(tensors: dict[str, Tensor]) -> None:
+        values = tensors[name].reshape(-1).view(torch.int32)
+        values[len(values) // 2] ^= -(2**31) if bit == 31 else 1 << bit
 
-
-def _entry(manifest: dict[str, Any], name: str) -> dict[str, Any]:
-    entry: dict[str, Any] = manifest.get("files", manifest)[name]
-    return entry
+    edit_tensors(path, flip)
 
 
 def _replace_weights(run: Path) -> None:

@@ -1,7 +1,5 @@
 """The recipe of the trials of `samebits diff`: a small residual network with batch norm, dropout and augmentation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,10 +1,7 @@
 """Runs for the trials of `samebits diff`: trained and compared within this process."""
 
-from __future__ import annotations
-
 import contextlib
 import io
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +14,10 @@ import numpy.typing as npt
 
 from samebits.cluster.env import ALONE
 from samebits.data.division import Alone
-from samebits.data.loader import Loader
-from samebits.data.order import Order, Step
+from samebits.data.order import Order
 from samebits.engine import loop
-from samebits.engine.job import Job
 from samebits.engine.opening import opened
 from samebits.engine.output.reports import Reports
-from samebits.engine.progress import StepResult
 from samebits.engine.run_spec import RunSpec
 from samebits.engine.step import run_step
 from samebits.launch.start import join_world
@@ -31,16 +25,11 @@ from samebits.recipes.catalog import find
 from samebits.recipes.trust import trust
 from samebits.replay.diff import RunDifference, diff_runs
 from tests.diff_trials import recipe as recipe_module
+from tests.verify_trials.runs import Cheat, Killed, killed_before
 
 RECIPE = Path(recipe_module.__file__)
 NUM_STEPS = 40  # of 2 epochs, with a checkpoint every 10 steps
-# Called in place of `run_step`, which it may call: (job, step, loader, flag) -> the step's result.
-Cheat = Callable[[Job, Step, Loader, float], StepResult]
 Arrays = dict[str, npt.NDArray[np.generic]]
-
-
-class Killed(BaseException):
-    """The process of a trial ends here, as if it were killed: nothing is saved."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +91,7 @@ class Trials:
         data = self._write_data(name, fault.data) if fault.data is not None else "first"
         settings = (*fault.base, *fault.settings)
         if fault.stop is not None:
-            self.train(folder, source, data, settings, _killed_before(fault.stop))
+            self.train(folder, source, data, settings, killed_before(fault.stop))
         elif fault.cheat is not run_step or fault.settings or fault.code or fault.data is not None:
             self.train(folder, source, data, settings, fault.cheat)
         else:
@@ -160,15 +149,6 @@ class Trials:
         return name
 
 
-def _killed_before(stop: int) -> Cheat:
-    def cheat(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
-        if step.number == stop:
-            raise Killed
-        return run_step(job, step, loader, flag)
-
-    return cheat
-
-
 def first_step_of(*samples: int) -> int:
     """Return the first step that trains on one of some samples, with the settings of the recipe."""
     return next(step for step, indices in enumerate(_samples(240)) if set(samples) & set(indices))
@@ -183,23 +163,3 @@ def first_other_order(num_samples: int) -> int:
 def _samples(num_samples: int) -> Iterator[list[int]]:
     for step in Order(num_samples, 12, 4, 0).steps(Alone(), stop=NUM_STEPS):
         yield [index for each in step.micro_batches for index in each.indices.tolist()]
-
-
-def is_step_found(fault: Fault, found: RunDifference) -> bool:
-    """Whether a comparison found the step of a planted difference."""
-    if fault.step is None:
-        return found.location is None and found.folders.step is None and bool(found.folders.versions)
-    return found.location is not None and found.location.step == fault.step
-
-
-def is_place_found(fault: Fault, found: RunDifference) -> bool:
-    """Whether a comparison found the module of a planted difference."""
-    where = found.location
-    return bool(fault.place) and where is not None and fault.place in f"{where.phase}: {where.module}"
-
-
-def edit_json(path: Path, edit: Callable[[dict[str, object]], None]) -> None:
-    """Change a JSON file in place."""
-    content = json.loads(path.read_text())
-    edit(content)
-    path.write_text(json.dumps(content))

@@ -70,7 +70,6 @@ def check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.full
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("fault", "world", "kind"),
     [
@@ -104,7 +103,6 @@ def test_a_script_without_an_exact_loop_is_told_apart_from_a_recipe(tmp_path: Pa
 
 
 @pytest.mark.full
-@pytest.mark.timeout(400)
 def test_a_script_that_makes_its_process_group_is_checked(tmp_path: Path, check: Callable[..., Any]) -> None:
     script = tmp_path / "train.py"
     script.write_text(GROUP + SCRIPT.replace("4, shuffle=True", "4, sampler=DistributedSampler(data)"))

@@ -1,7 +1,5 @@
 """How far it is from a command to the optimizer: functions of this package that are on the stack in its step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.runs import samebits

@@ -21,8 +21,6 @@ from tests.runs import (
     weights,
 )
 
-# Each is two starts of torch and a hang: 15 s on two free cores.
-pytestmark = pytest.mark.timeout(400)
 LIMIT_S = 150
 STUCK = ROOT / "tests" / "e2e" / "stuck_recipe.py"
 # After half of it, a rank without reports counts as silent. On a busy machine it must not be one that makes progress.

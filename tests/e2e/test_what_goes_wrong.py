@@ -146,7 +146,6 @@ def test_a_report_of_a_killed_worker_is_found_below_other_errors(depth: int) -> 
         other.__context__ = error
         error = other
     lost = lost_reader(error)
-    assert lost is not None
     assert lost.what == "DataLoader worker (pid 7) is killed by signal: Killed"
     assert lost_reader(ConnectionResetError(104, "Connection reset by peer")) is None
 

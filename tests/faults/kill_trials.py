@@ -1,7 +1,5 @@
 """One trial of benchmarks/kills.py: a small run, the losses that a seed draws, and what is checked afterwards."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -66,7 +64,7 @@ class Outcome:
     """What a trial showed.
 
     Attributes:
-        trial: Trial, or NodeTrial of `node_trials.py`.
+        trial: Trial, or NodeTrial of `benchmarks/node_trials.py`.
         faults: What was wrong; empty if nothing was.
         num_repeated: Steps that were done again.
         stages_s: From the last loss until a launcher has named the members of the next world, its group continues,

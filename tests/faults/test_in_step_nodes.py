@@ -16,6 +16,8 @@ from tests.runs import LONG_S, processes_with, records, result, samebits, wait_u
 
 NAMES = "abc"
 
+pytestmark = pytest.mark.full
+
 
 def in_step(folder: Path) -> tuple[str, ...]:
     """Settings of a run that gets on only slowly, until `hurry`, and whose first world has all nodes.
@@ -46,8 +48,6 @@ def check(folder: Path, undisturbed: str, jobs: list[Job], names: str) -> None:
     assert not (folder / "run" / ".rendezvous-key").exists()
 
 
-@pytest.mark.full
-@pytest.mark.timeout(400)
 def test_the_other_node_finishes_the_step_of_a_lost_one(undisturbed: str, tmp_path: Path) -> None:
     with nodes(tmp_path, *in_step(tmp_path), "--nodes", "1:2") as begin:
         jobs = [begin(name) for name in "ab"]
@@ -62,8 +62,6 @@ def test_the_other_node_finishes_the_step_of_a_lost_one(undisturbed: str, tmp_pa
     assert [world["size"] for world in result(tmp_path / "run")["worlds"]] == [2, 1]
 
 
-@pytest.mark.full
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("num_others", [1, 2])
 def test_the_loss_of_the_node_that_serves_the_rendezvous_continues_from_a_checkpoint(
     num_others: int, undisturbed: str, tmp_path: Path
@@ -84,8 +82,6 @@ def test_the_loss_of_the_node_that_serves_the_rendezvous_continues_from_a_checkp
     assert [record["step"] for record in records(tmp_path / "run", "train")] == [*range(1, 35)]
 
 
-@pytest.mark.full
-@pytest.mark.timeout(400)
 def test_a_node_that_only_seemed_lost_gives_the_run_folder_up(undisturbed: str, tmp_path: Path) -> None:
     with nodes(tmp_path, *in_step(tmp_path), "--nodes", "1:3", "--max-restarts", "2") as begin:
         jobs = [begin(name) for name in "abc"]
@@ -110,8 +106,6 @@ def test_a_node_that_only_seemed_lost_gives_the_run_folder_up(undisturbed: str, 
     assert [world["size"] for world in result(tmp_path / "run")["worlds"]] == [3, 2, 3, 1, 2]
 
 
-@pytest.mark.full
-@pytest.mark.timeout(400)
 def test_a_lost_process_of_a_node_is_replaced(undisturbed: str, tmp_path: Path) -> None:
     with nodes(tmp_path, *in_step(tmp_path), "--nodes", "2", "--max-restarts", "2") as begin:
         jobs = [begin(name) for name in "ab"]
@@ -125,8 +119,6 @@ def test_a_lost_process_of_a_node_is_replaced(undisturbed: str, tmp_path: Path) 
     assert [world["size"] for world in result(tmp_path / "run")["worlds"]] == [2, 1, 2]
 
 
-@pytest.mark.full
-@pytest.mark.timeout(400)
 def test_a_node_joins_when_another_one_is_lost(undisturbed: str, tmp_path: Path) -> None:
     with nodes(tmp_path, *in_step(tmp_path), "--nodes", "1:2") as begin:
         first, second = begin("a"), begin("b")
@@ -141,8 +133,6 @@ def test_a_node_joins_when_another_one_is_lost(undisturbed: str, tmp_path: Path)
     assert [world["size"] for world in result(tmp_path / "run")["worlds"]] == [2, 1, 2]
 
 
-@pytest.mark.full
-@pytest.mark.timeout(400)
 def test_a_launcher_with_other_settings_is_refused_and_the_run_continues(undisturbed: str, tmp_path: Path) -> None:
     with nodes(tmp_path, *in_step(tmp_path), "--nodes", "1:2") as begin:
         first, second = begin("a"), begin("b")
@@ -156,8 +146,6 @@ def test_a_launcher_with_other_settings_is_refused_and_the_run_continues(undistu
         check(tmp_path, undisturbed, [first], "ab")
 
 
-@pytest.mark.full
-@pytest.mark.timeout(400)
 def test_a_process_lost_shortly_before_the_end_is_no_failure(undisturbed: str, tmp_path: Path) -> None:
     with nodes(tmp_path, *in_step(tmp_path), "--nodes", "2", "--max-restarts", "2") as begin:
         jobs = [begin(name) for name in "ab"]
@@ -168,8 +156,6 @@ def test_a_process_lost_shortly_before_the_end_is_no_failure(undisturbed: str, t
         assert "could not join" not in said(tmp_path, "a")
 
 
-@pytest.mark.full
-@pytest.mark.timeout(400)
 def test_fewer_nodes_than_the_minimum_end_the_run(tmp_path: Path) -> None:
     # A node that the run cannot do without may be silent for the whole time.
     with nodes(tmp_path, *in_step(tmp_path), "cluster.node_timeout_s=6", "--nodes", "2") as begin:
@@ -181,8 +167,6 @@ def test_fewer_nodes_than_the_minimum_end_the_run(tmp_path: Path) -> None:
     wait_until(lambda: not processes_with(str(tmp_path)))
 
 
-@pytest.mark.full
-@pytest.mark.timeout(400)
 def test_a_node_leaves_after_sigterm_and_the_last_ones_stop_and_save(undisturbed: str, tmp_path: Path) -> None:
     arguments = (*in_step(tmp_path), "--nodes", "1:3")
     with nodes(tmp_path, *arguments) as begin:

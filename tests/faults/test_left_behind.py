@@ -1,7 +1,5 @@
 """Kills, limits and a machine without shared memory: what they leave behind, and how a run reports them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

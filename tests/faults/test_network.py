@@ -12,8 +12,6 @@ from tests.cluster.hosts import Host
 from tests.faults.faults import SETTINGS, Job
 from tests.runs import LONG_S, SAMEBITS, TINY, environment, kill_session, weights
 
-pytestmark = pytest.mark.timeout(400)
-
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:

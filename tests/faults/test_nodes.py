@@ -86,7 +86,6 @@ def said(folder: Path, name: str) -> str:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(400)
 def test_a_lost_node_is_done_without_and_taken_back(undisturbed: str, slow: tuple[str, str], tmp_path: Path) -> None:
     with nodes(tmp_path, *slow, "--nodes", "2:3") as begin:
         first = begin("a")
@@ -108,7 +107,6 @@ def test_a_lost_node_is_done_without_and_taken_back(undisturbed: str, slow: tupl
     wait_until(lambda: not processes_with(str(tmp_path)))
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.lab
 def test_a_node_that_the_run_waits_for_may_be_lost_and_started_again(
     undisturbed: str, slow: tuple[str, str], tmp_path: Path
@@ -124,7 +122,6 @@ def test_a_node_that_the_run_waits_for_may_be_lost_and_started_again(
     assert weights(tmp_path / "run") == undisturbed
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.lab
 def test_a_node_with_a_stop_signal_saves_and_leaves(undisturbed: str, slow: tuple[str, str], tmp_path: Path) -> None:
     with nodes(tmp_path, *slow, "--nodes", "1:2") as begin:
@@ -142,7 +139,6 @@ def test_a_node_with_a_stop_signal_saves_and_leaves(undisturbed: str, slow: tupl
 
 
 @pytest.mark.full
-@pytest.mark.timeout(400)
 def test_a_node_lost_while_it_joins_is_done_without(undisturbed: str, slow: tuple[str, str], tmp_path: Path) -> None:
     with nodes(tmp_path, *slow, "--nodes", "1:2") as begin:
         first = begin("a")
@@ -168,7 +164,6 @@ def test_an_error_that_no_restart_can_mend_ends_all_nodes_with_its_text(tmp_path
         assert "restart 1 of 2" not in said(tmp_path, name)
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.lab
 def test_torchruns_own_restarts_and_nodes(undisturbed: str, slow: tuple[str, str], tmp_path: Path) -> None:
     port = own_port()

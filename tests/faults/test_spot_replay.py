@@ -35,7 +35,6 @@ class Job(Samebits):
 
 
 @pytest.mark.lab
-@pytest.mark.timeout(400)
 def test_a_lost_and_returned_machine_leaves_the_weights_and_repeats_no_step(tmp_path: Path) -> None:
     seconds = 9.0
     trace = [*(Change(0.0, slot, True) for slot in range(3)), Change(2.0, 1, False), Change(4.0, 1, True)]

@@ -6,7 +6,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 # Those that differ most from the scripts that unmarked tests run, of each framework.
-CHOSEN = ("ddp_gan", "ddp_timm", "accelerate_gan", "lightning_gan", "trainer_lora")
+CHOSEN = ("ddp_gan", "ddp_timm", "accelerate_gan", "lightning_gan", "trainer_lm --lora")
 
 
 def cases(scripts: Iterable[str]) -> list[ParameterSet]:

@@ -4,8 +4,6 @@ A loop is the usual one with other pieces. Its name is a sentence; `says` is a p
 exact, and `warns` a part of a warning.
 """
 
-from __future__ import annotations
-
 import textwrap
 from dataclasses import dataclass
 

@@ -7,8 +7,6 @@ A loop with samebits.exact, one for torchrun that runs as two ranks of `samebits
 the same network and data. Forty edits of a recipe are in tests/unit/replay/edits.py.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

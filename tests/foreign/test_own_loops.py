@@ -1,7 +1,5 @@
 """Habits in training loops with `samebits.exact`: equal hashes at any number of processes, or an error with a fix."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

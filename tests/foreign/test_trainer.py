@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
     reason="transformers or accelerate is not installed: pip install 'samebits[transformers]'",
 )
 
-SCRIPTS = names("trainer")
+SCRIPTS = [*names("trainer"), "trainer_lm --lora"]
 TOKENS = Path(__file__).with_name("trainer_tokens.py")
 
 
@@ -40,17 +40,18 @@ def test_a_text_classifier_with_the_trainer_has_equal_weights_and_logs_on_one_an
 
 @pytest.mark.parametrize("name", cases(SCRIPTS))
 def test_an_exact_trainer_script_has_one_hash_and_log_also_after_a_kill(name: str, tmp_path: Path) -> None:
+    name, *options = name.split()
     with worlds_of(script(name, "exact", tmp_path), tmp_path) as worlds:
-        whole, text = worlds.run(1)
+        whole, text = worlds.run(1, *options)
         assert whole is not None
-        found, other = worlds.run(4)
+        found, other = worlds.run(4, *options)
         assert (found, logs(other)) == (whole, logs(text))
         output = tmp_path / "output"
         checkpoint = output / "checkpoint-3"
-        arguments = ["--output_dir", output, "--save_steps", 3]
-        found, killed = worlds.run(3, *arguments, kill_when=checkpoint / "samebits.json")
+        arguments = [*options, "--output_dir", output]
+        found, killed = worlds.run(3, *arguments, "--save_steps", 3, kill_when=checkpoint / "samebits.json")
         assert found is None, killed
-        found, resumed = worlds.run(2, "--output_dir", output, "--resume_from_checkpoint", checkpoint)
+        found, resumed = worlds.run(2, *arguments, "--resume_from_checkpoint", checkpoint)
         assert found == whole
         assert logs(resumed)[-2] == logs(text)[-2]
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.runs import TINY, kill_session, processes_with, records, result, samebits, start, wait_until, weights
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.runs import TINY, samebits, weights
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The text recipe's network and loss on a GPU: deterministic, and near the CPU's figures."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -12,11 +10,9 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture
-def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.usefixtures("deterministic")

@@ -24,9 +24,8 @@ SPEAKERS = (
 )
 
 
-def ranks_asked_for(root: Path) -> list[str]:
+def ranks_asked_for(root: Path) -> Iterator[str]:
     """Code that asks torch for its rank instead of taking a World."""
-    problems = []
     for name, path in sources(root, "src"):
         # A script's own process group is the only source of its world.
         if name.startswith(
@@ -42,21 +41,18 @@ def ranks_asked_for(root: Path) -> list[str]:
             called = isinstance(node, ast.Attribute) and node.attr in RANK_CALLS
             imported = isinstance(node, ast.ImportFrom) and any(item.name in RANK_CALLS for item in node.names)
             if called or imported:
-                problems.append(f"{name}:{node.lineno}: asks torch for the rank; take a World")
-    return problems
+                yield f"{name}:{node.lineno}: asks torch for the rank; take a World"
 
 
-def ranks_read_from_environment(root: Path) -> list[str]:
+def ranks_read_from_environment(root: Path) -> Iterator[str]:
     """Code that reads RANK and similar variables outside of cluster/env.py."""
-    problems = []
     for name, path in sources(root, "src"):
         if name in ("src/samebits/cluster/env.py", "src/samebits/cluster/env.py"):
             continue
         for node in nodes(path):
             variable = _variable_read(node)
             if variable and RANK_VARIABLES.fullmatch(variable):
-                problems.append(f"{name}:{node.lineno}: reads {variable}; only cluster/env.py does")
-    return problems
+                yield f"{name}:{node.lineno}: reads {variable}; only cluster/env.py does"
 
 
 def imports_of_the_root(root: Path) -> list[str]:
@@ -83,9 +79,8 @@ def twin_classes(root: Path) -> list[str]:
     return [f"two classes {name}: {' '.join(found)}" for name, found in places.items() if len(found) > 1]
 
 
-def old_words(root: Path) -> list[str]:
+def old_words(root: Path) -> Iterator[str]:
     """Names with "iter", which can mean a step or a micro-batch."""
-    problems = []
     for name, path in sources(root, "src"):
         for node in nodes(path):
             word = _named(node)
@@ -94,8 +89,7 @@ def old_words(root: Path) -> list[str]:
                 and {"iter", "iters", "iteration", "iterations"} & set(word.strip("_").split("_"))
                 and word != "__iter__"
             ):
-                problems.append(f"{name}:{node.lineno}: {word}; say step, micro_batch or epoch")
-    return problems
+                yield f"{name}:{node.lineno}: {word}; say step, micro_batch or epoch"
 
 
 def _variable_read(node: ast.AST) -> str | None:
@@ -120,19 +114,17 @@ def _named(node: ast.AST) -> str | None:
     return None
 
 
-def errors_without_a_fix(root: Path) -> list[str]:
+def errors_without_a_fix(root: Path) -> Iterator[str]:
     """Errors for users that do not say what to do. Slots that do not exist are refused by `SamebitsError` and mypy."""
     trees = {name: parsed(path) for name, path in sources(root, "src")}
     errors = _subclasses("SamebitsError", list(trees.values()))
-    problems = []
     for name, tree in trees.items():
         for node in ast.walk(tree):
             if not (isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in errors):
                 continue
             fix = next((keyword.value for keyword in node.keywords if keyword.arg == "fix"), None)
             if fix is None or (isinstance(fix, ast.Constant) and not fix.value):
-                problems.append(f"{name}:{node.lineno}: an error without a fix")
-    return problems
+                yield f"{name}:{node.lineno}: an error without a fix"
 
 
 def _subclasses(base: str, trees: list[ast.Module]) -> set[str]:
@@ -149,9 +141,8 @@ def _subclasses(base: str, trees: list[ast.Module]) -> set[str]:
     return names
 
 
-def stray_speech(root: Path) -> list[str]:
+def stray_speech(root: Path) -> Iterator[str]:
     """Code that writes to the console outside of the packages that may."""
-    problems = []
     for name, path in sources(root, "src"):
         if name.startswith(SPEAKERS):
             continue
@@ -161,8 +152,7 @@ def stray_speech(root: Path) -> list[str]:
                 "sys.stdout.write",
                 "sys.stderr.write",
             ):
-                problems.append(f"{name}:{node.lineno}: speaks; hand it to report or cli")
-    return problems
+                yield f"{name}:{node.lineno}: speaks; hand it to report or cli"
 
 
 def borrowed_names(root: Path) -> list[str]:

@@ -33,12 +33,11 @@ ATEN = "of torch's operations (ATen)"
 SEE = re.compile(r"See `(\w+\.\w+)`\.")
 
 
-def missing_args(root: Path) -> list[str]:
+def missing_args(root: Path) -> Iterator[str]:
     """Functions of the public API with three or more parameters whose docstring does not explain each in `Args`.
 
     Elsewhere, `Args` leaves out a parameter whose name and type say what it is.
     """
-    problems = []
     offered = _offered(root)
     for name, node, owner in _to_explain(root):
         parameters = _parameters(node, is_method=owner is not None)
@@ -48,43 +47,36 @@ def missing_args(root: Path) -> list[str]:
         explained = _explained(node, owner)
         missing = [each for each in parameters if each not in explained]
         if missing:
-            problems.append(f"{name}:{node.lineno}: Args of {_title(node, owner)} leave out {', '.join(missing)}")
-    return problems
+            yield f"{name}:{node.lineno}: Args of {_title(node, owner)} leave out {', '.join(missing)}"
 
 
-def stale_args(root: Path) -> list[str]:
+def stale_args(root: Path) -> Iterator[str]:
     """Public functions whose docstring explains a parameter that they do not have."""
-    problems = []
     for name, node, owner in _to_explain(root):
         unknown = _explained(node, owner) - set(_parameters(node, is_method=owner is not None))
         if unknown:
-            problems.append(f"{name}:{node.lineno}: {_title(node, owner)} has no {', '.join(sorted(unknown))}")
-    return problems
+            yield f"{name}:{node.lineno}: {_title(node, owner)} has no {', '.join(sorted(unknown))}"
 
 
-def missing_shapes(root: Path) -> list[str]:
+def missing_shapes(root: Path) -> Iterator[str]:
     """Public functions that take or return tensors or arrays, and name no shape."""
-    problems = []
     aliases = _array_aliases(root)
     for name, node, owner in _to_explain(root):
         annotations = [each.annotation for each in _arguments(node)] + [node.returns]
         words = {word for each in annotations if each is not None for word in re.findall(r"\w+", ast.unparse(each))}
         if words & (ARRAYS | aliases[name]) and not SHAPE.search(_docstring(node, owner)):
-            problems.append(f"{name}:{node.lineno}: {_title(node, owner)} names no shape")
-    return problems
+            yield f"{name}:{node.lineno}: {_title(node, owner)} names no shape"
 
 
-def third_person(root: Path) -> list[str]:
+def third_person(root: Path) -> Iterator[str]:
     """Docstrings of modules and functions of the package whose first word is a verb in the third person."""
-    problems = []
     for name, path in sources(root, "src"):
         for node in nodes(path):
             if isinstance(node, FunctionNode | ast.Module):
                 verb = THIRD_PERSON.match(ast.get_docstring(node) or "")
                 if verb:
                     line = getattr(node, "lineno", 1)
-                    problems.append(f"{name}:{line}: the docstring starts with {verb[0].strip()}: use the imperative")
-    return problems
+                    yield f"{name}:{line}: the docstring starts with {verb[0].strip()}: use the imperative"
 
 
 def _array_aliases(root: Path) -> dict[str, set[str]]:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.house.source import code_lines, docstring_lines, nodes, sources, texts
@@ -14,33 +15,28 @@ NAMELESS = {"util", "utils", "common", "misc", "helper", "helpers", "tools", "co
 MACHINE_PATH = re.compile(r"(?<![\w.:/~}])/(home|root|Users|mnt|media|work|scratch|opt|tmp|farm)/\w[\w./-]*")
 
 
-def long_functions(root: Path) -> list[str]:
+def long_functions(root: Path) -> Iterator[str]:
     """Functions longer than a screen; their docstring does not count."""
-    problems = []
     for name, path in sources(root):
         for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = node.end_lineno - node.lineno + 1 - len(docstring_lines(node))
                 if lines > FUNCTION_LINES:
-                    problems.append(f"{name}:{node.lineno}: {node.name} has {lines} lines, {FUNCTION_LINES} at most")
-    return problems
+                    yield f"{name}:{node.lineno}: {node.name} has {lines} lines, {FUNCTION_LINES} at most"
 
 
-def long_pages(root: Path) -> list[str]:
+def long_pages(root: Path) -> Iterator[str]:
     """The step and the loop, each longer than a page of code (blank lines, comments and docstrings don't count)."""
-    problems = []
     for name in PAGES:
         path = root / name
         if not path.exists():
-            problems.append(f"{name}: not there")
+            yield f"{name}: not there"
         elif (count := code_lines(path)) > PAGE_LINES:
-            problems.append(f"{name}: {count} lines of code, a page has {PAGE_LINES}")
-    return problems
+            yield f"{name}: {count} lines of code, a page has {PAGE_LINES}"
 
 
-def busy_modules(root: Path) -> list[str]:
+def busy_modules(root: Path) -> Iterator[str]:
     """Modules that import more modules of the package than a reader can keep in mind."""
-    problems = []
     for name, path in sources(root, "src"):
         if name in ("src/samebits/__init__.py", "src/samebits/cli/app.py"):  # the lists of public names and of commands
             continue
@@ -48,8 +44,7 @@ def busy_modules(root: Path) -> list[str]:
         imported = {_module(root, node.module, item.name) for node in imports for item in node.names if node.module}
         count = len({module for module in imported if module.startswith("samebits.")})
         if count > MODULES_IMPORTED:
-            problems.append(f"{name}: imports {count} modules of the package, {MODULES_IMPORTED} at most")
-    return problems
+            yield f"{name}: imports {count} modules of the package, {MODULES_IMPORTED} at most"
 
 
 def _module(root: Path, package: str, name: str) -> str:
@@ -76,14 +71,12 @@ def nameless_places(root: Path) -> list[str]:
     ]
 
 
-def machine_paths(root: Path) -> list[str]:
+def machine_paths(root: Path) -> Iterator[str]:
     """Paths that are there on one machine only."""
-    problems = []
     for path in texts(root):
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1):
             if found := MACHINE_PATH.search(line):
-                problems.append(f"{path.relative_to(root)}:{number}: {found.group()} is a path of one machine")
-    return problems
+                yield f"{path.relative_to(root)}:{number}: {found.group()} is a path of one machine"
 
 
 def twin_tests(root: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.house.source import called, calls, nodes, sources
@@ -26,13 +27,12 @@ SUDDEN_ENDS = (
 )
 
 
-def pickles(root: Path) -> list[str]:
+def pickles(root: Path) -> Iterator[str]:
     """Calls that unpickle, or that send pickles to other processes: these run whatever a stranger has put in."""
-    problems = []
     for name, path in sources(root, "src"):
         for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and node.module in PICKLE_MODULES:
-                problems.append(f"{name}:{node.lineno}: imports from {node.module}; use cluster/collectives.py or JSON")
+                yield f"{name}:{node.lineno}: imports from {node.module}; use cluster/collectives.py or JSON"
             if not isinstance(node, ast.Call) or name in OWN_PICKLES:
                 continue
             callee = called(node)
@@ -44,10 +44,7 @@ def pickles(root: Path) -> list[str]:
             unsafe = unsafe or (callee == "torch.load" and ("weights_only", "True") not in safe)
             unsafe = unsafe or (function == "load" and ("allow_pickle", "True") in safe)
             if unsafe:
-                problems.append(
-                    f"{name}:{node.lineno}: {callee} pickles; use cluster/collectives.py, JSON or safetensors"
-                )
-    return problems
+                yield (f"{name}:{node.lineno}: {callee} pickles; use cluster/collectives.py, JSON or safetensors")
 
 
 def recursive_deletes(root: Path) -> list[str]:
@@ -68,9 +65,8 @@ def sudden_ends(root: Path) -> list[str]:
     ]
 
 
-def unsafe_starts(root: Path) -> list[str]:
+def unsafe_starts(root: Path) -> Iterator[str]:
     """Python processes that would import a torch.py from the current folder."""
-    problems = []
     for name, path in sources(root, "src"):
         if name == "src/samebits/replay/check_script.py":  # it starts a script as its user does
             continue
@@ -78,13 +74,11 @@ def unsafe_starts(root: Path) -> list[str]:
             if isinstance(node, ast.List | ast.Tuple) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
                 second = node.elts[1] if len(node.elts) > 1 else None
                 if not (isinstance(second, ast.Constant) and second.value == "-P"):
-                    problems.append(f"{name}:{node.lineno}: starts Python without -P; use launch/subcommand.py")
-    return problems
+                    yield f"{name}:{node.lineno}: starts Python without -P; use launch/subcommand.py"
 
 
-def unnamed_encodings(root: Path) -> list[str]:
+def unnamed_encodings(root: Path) -> Iterator[str]:
     """Text files in the encoding of a terminal's locale: another machine may have another one."""
-    problems = []
     for name, node in calls(root):
         words = {keyword.arg: keyword.value for keyword in node.keywords}
         if "encoding" in words:
@@ -94,8 +88,7 @@ def unnamed_encodings(root: Path) -> list[str]:
         is_text = method in ("read_text", "write_text") or (mode is not None and "b" not in mode)
         is_text |= isinstance(words.get("text"), ast.Constant) and method in ("run", "Popen", "check_output")
         if is_text:
-            problems.append(f"{name}:{node.lineno}: {called(node)} without encoding=")
-    return problems
+            yield f"{name}:{node.lineno}: {called(node)} without encoding="
 
 
 def _mode(node: ast.Call, method: str) -> str | None:

@@ -4,8 +4,6 @@ The list may shrink, and not grow: a tool that needs more of a run asks `bench` 
 has few callers.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

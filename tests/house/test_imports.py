@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs import python
+
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "torchvision", "sklearn", "scipy", "tensorboard", "matplotlib")
 
@@ -17,8 +19,10 @@ HEAVY = ("torch", "torchvision", "sklearn", "scipy", "tensorboard", "matplotlib"
 def _modules_that_must_be_light() -> list[str]:
     paths = [
         *(ROOT / "src/samebits/config").glob("[a-z]*.py"), *(ROOT / "src/samebits/recipes").glob("*/config.py"),
-        ROOT / "src/samebits/recipes/catalog.py", ROOT / "src/samebits/cluster/env.py",
-        ROOT / "src/samebits/cluster/signals.py", ROOT / "src/samebits/cli/main.py",
+        *(ROOT / f"src/samebits/{name}.py" for name in (
+            "recipes/catalog", "cluster/env", "cluster/signals", "cluster/address", "cli/main", "launch/forkserver",
+            "launch/failures",
+        )),
     ]  # fmt: skip
     return ["samebits", "samebits.errors", *sorted(_name(path) for path in paths)]
 
@@ -109,8 +113,7 @@ def test_modules_that_must_load_fast_are_imported_without_torch(repo: Path) -> N
     # In turn, so that the first module that imports one is named.
     code = f"import importlib, sys\nfor name in {modules!r}:\n    importlib.import_module(name)\n"
     code += f"    if heavy := set(sys.modules) & set({HEAVY!r}): sys.exit(f'{{name}} imports {{sorted(heavy)}}')"
-    run = subprocess.run([sys.executable, "-c", code], cwd=repo, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    python("-c", code, cwd=repo)
 
 
 def test_exact_loads_no_package_for_settings_and_commands(repo: Path) -> None:
@@ -120,5 +123,4 @@ from samebits import exact, EvalLoader
 loaded = {'pydantic', 'typer', 'rich', 'yaml'} & set(sys.modules)
 sys.exit(f'samebits.exact loads {sorted(loaded)}' if loaded else 0)
 """
-    run = subprocess.run([sys.executable, "-c", code], cwd=repo, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    python("-c", code, cwd=repo)

@@ -17,12 +17,6 @@ from tests.runs import SAMEBITS, environment, samebits, weights
 SETTINGS = ("digits", "epochs=1", "report.tensorboard=false")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "tests/lab/" in item.nodeid:
-            item.add_marker(pytest.mark.timeout(400))
-
-
 @pytest.fixture(scope="session")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Host]]:
     """Three hosts: n1, n2, n3."""

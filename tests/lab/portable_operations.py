@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from samebits.portable.arithmetic import portable_arithmetic
-from tests.unit.portable.test_more_operations import OPERATIONS
+from tests.unit.portable.test_formulas import GATHERING
 
 INITIALIZERS = "uniform_ normal_ trunc_normal_ xavier_uniform_ xavier_normal_ kaiming_uniform_ kaiming_normal_"
 FUNCTIONS = "sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan erf sigmoid tanh relu"
@@ -43,7 +43,7 @@ def print_functions() -> None:
 
 
 def print_digests() -> None:
-    for name, (operation, values) in OPERATIONS.items():
+    for name, (operation, values) in GATHERING.items():
         inputs = [each.clone().requires_grad_() for each in values]
         result = operation(*inputs)
         weights = torch.arange(result.numel()).view(result.shape) / result.numel()

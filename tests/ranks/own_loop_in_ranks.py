@@ -2,8 +2,6 @@
 
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -19,6 +17,7 @@ import samebits
 from samebits.cluster import collectives
 from samebits.cluster.world import World
 from tests.runs import ROOT
+from tests.unit.own_loop.loops import torch_settings
 
 
 def import_same_modules(world: World) -> None:
@@ -77,17 +76,6 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(F.dropout(self.norm(self.first(x)).tanh(), 0.3))
-
-
-@contextmanager
-def torch_settings() -> Iterator[None]:
-    """Restore what `exact` sets for a process."""
-    threads, is_deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(is_deterministic)
 
 
 def train(world: World, case: Case) -> str:

@@ -42,7 +42,6 @@ def _time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(400)
 def test_a_compiled_run_gives_one_hash_and_the_names_of_an_uncompiled_one(pool: RankPool, tmp_path: Path) -> None:
     cache, config, num = tmp_path / "cache", settings(compile=True, micro_batch=4), 48  # one shape
     (alone,) = pool.run(1, carry_out_with, cache, num, tmp_path / "alone", config)
@@ -56,7 +55,6 @@ def test_a_compiled_run_gives_one_hash_and_the_names_of_an_uncompiled_one(pool: 
 
 
 @pytest.mark.lab
-@pytest.mark.timeout(400)
 def test_one_hash_with_smaller_micro_batches_after_stops_and_across(pool: RankPool, tmp_path: Path) -> None:
     cache, config, num = tmp_path / "cache", settings(compile=True, every="2 steps", keep=9), 53
     (straight,) = pool.run(1, carry_out_with, cache, num, tmp_path / "straight", config)

@@ -21,9 +21,6 @@ from tests.ranks.recorded import check_recorded, record
 from tests.recipes.coco_regions import write_coco
 from tests.recipes.test_classify_augment import ALL
 
-# On a machine that does much else too, forked workers and ranks wait long for their turns.
-pytestmark = pytest.mark.timeout(400)
-
 FULL = pytest.mark.full
 
 

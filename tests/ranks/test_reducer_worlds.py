@@ -1,15 +1,24 @@
-"""The sum of a step over real processes: the same bits at any world size, and the right gradient."""
+"""The sum of a step over real processes: the same bits at any world size, the right gradient, and its messages."""
 
+import time
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from samebits.cluster.world import World
 from samebits.data.division import Alone
 from samebits.data.order import Order
+from samebits.parallel import reduce
+from samebits.parallel.exchange import tree_all_reduce
+from samebits.parallel.exchange.part import Message
+from samebits.parallel.reduce import Reducer
 from tests.ranks import jobs
 from tests.ranks.networks import make, mean_loss, samples
 from tests.ranks.rank_pool import RankPool
@@ -188,3 +197,51 @@ def test_the_gradient_is_scaled_and_the_buffers_are_taken_back_on_all_ranks(pool
 def test_a_loss_that_is_no_number_is_seen_by_all_ranks_and_the_flag_still_arrives(pool: RankPool, world: int) -> None:
     order = Order(num_samples=20, global_batch=20, micro_batch=4, seed=3)
     assert pool.run(world, jobs.nan_on_one, order, 3) == [(True, True, 1.0)] * world
+
+
+def handed_over(world: World, limits: dict[str, int]) -> list[list[str]]:
+    """For each round of a step, which messages are sends and which receives, in order."""
+    rounds = []
+    real = tree_all_reduce.post
+
+    def note(world: World, messages: list[Message], *group: dist.ProcessGroup | None) -> list[dist.Work]:
+        rounds.append(["receive" if message.is_receive else "send" for message in messages])
+        return real(world, messages, *group)
+
+    with patch.object(tree_all_reduce, "post", note):
+        jobs.train(world, "plain", Order(24, 12, 2, seed=1), 1, limits)
+    return rounds
+
+
+@pytest.mark.parametrize("limits", [{}, {"SMALL_BYTES": 0}])
+def test_receives_go_first_so_that_a_slow_link_carries_both_directions(pool: RankPool, limits: dict[str, int]) -> None:
+    for rounds in pool.run(3, handed_over, limits):
+        assert rounds
+        for messages in rounds:
+            assert messages == sorted(messages)  # "receive" < "send"
+            assert {"receive", "send"} == set(messages)
+
+
+def summed_before_reduce(world: World, machines: tuple[int, ...]) -> bool:
+    """Whether the first of several buckets is summed over all ranks before `reduce`, without a call of this thread."""
+    with patch.object(reduce, "BUCKET_BYTES", 600):
+        model, (inputs, labels) = jobs.make("plain"), jobs.samples(24)
+        reducer = Reducer(model, replace(world, machines=machines))
+        (step,) = Order(24, 24, 4, seed=2).steps(world, stop=1)
+        reducer.begin(step)
+        for micro in step.micro_batches:
+            with reducer.micro_batch(micro):
+                reducer.backward(jobs.mean_loss(model, inputs[micro.indices], labels[micro.indices]))
+        end = time.monotonic() + (20.0 if machines else 0.3)
+        while (bucket := reducer._sum.buckets[0]).result is None and time.monotonic() < end:
+            time.sleep(0.01)
+        found = bucket.result is not None
+        reducer.reduce()
+    return found
+
+
+@pytest.mark.parametrize(("machines", "is_early"), [((0, 1), True), ((), False)])
+def test_between_machines_a_bucket_is_summed_before_reduce(
+    pool: RankPool, machines: tuple[int, ...], is_early: bool
+) -> None:
+    assert pool.run(2, summed_before_reduce, machines) == [is_early] * 2

@@ -1,6 +1,5 @@
 """Shared fixtures of recipes' tests, and the places of data that is not in the repository."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,17 +26,6 @@ def parity_folder(repo: Path) -> Path:
 def pose_folder(repo: Path) -> Path:
     """The pose sample data: ../shared/data/pose with coco/ and crowdpose/."""
     return _beside(repo, "data/pose")
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Small networks are slower on several threads, and far slower when other tests run beside."""
-    import torch  # not above: pytest imports this file in each of its processes
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _beside(repo: Path, name: str) -> Path:

@@ -40,6 +40,5 @@ def recorded(
     offsets, samples = arrays[f"{group}/offsets"], arrays[f"{group}/samples"]
     for place, name in enumerate(arrays[f"{group}/names"].tolist()):
         tensor = tensors[name]
-        assert tensor is not None
         values = tensor.detach().contiguous().numpy().reshape(-1)
         yield name, values[:: max(1, values.size // about) | 1], samples[offsets[place] : offsets[place + 1]]

@@ -21,8 +21,6 @@ from samebits.recipes.text.config import Config as TextConfig
 from samebits.recipes.text.recipe import build as build_text
 from tests.runs import samebits, weights
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 # timm's own small networks for tests, by kind: convolutions, attention, rotary positions, windows.
 KINDS = ["test_convnext", "test_vit", "vit_small_patch16_dinov3", "test_resnet"]
 
@@ -72,7 +70,6 @@ def test_text_has_a_time_step_for_four_pixels_whatever_the_network() -> None:
 def test_the_backbone_alone_is_frozen_and_its_batch_norms_stay() -> None:
     model = parts_of("segment", "test_resnet", freeze="backbone").model
     backbone = find_backbone(model)
-    assert backbone is not None
     assert not any(each.requires_grad for each in backbone.parameters())
     assert all(each.requires_grad for key, each in model.named_parameters() if "backbone" not in key)
     before = {key: each.clone() for key, each in backbone.named_buffers()}
@@ -86,10 +83,8 @@ def test_a_file_with_timms_names_is_loaded_into_the_backbone(recipe: str, tmp_pa
     state = timm.create_model("test_convnext").state_dict()
     save_file(state, tmp_path / "timm.safetensors")
     parts = parts_of(recipe, "test_convnext", weights=str(tmp_path / "timm.safetensors"))
-    assert parts.init_weights is not None
     rows = parts.init_weights(parts.model)
     backbone = find_backbone(parts.model)
-    assert backbone is not None
     loaded = {key: each for key, each in backbone.net.named_parameters() if torch.equal(each, state[key])}
     assert len(loaded) == len(list(backbone.net.parameters()))
     assert rows
@@ -100,7 +95,6 @@ def test_a_networks_whole_file_is_loaded_too(tmp_path: Path) -> None:
     model = build_model(ModelConfig(name="timm/test_convnext", width=8), 4)
     save_file(model.state_dict(), tmp_path / "whole.safetensors")
     parts = parts_of("segment", "test_convnext", weights=str(tmp_path / "whole.safetensors"))
-    assert parts.init_weights is not None
     parts.init_weights(parts.model)
     assert torch.equal(
         parts.model.get_parameter("pyramid.lateral.0.weight"), model.get_parameter("pyramid.lateral.0.weight")

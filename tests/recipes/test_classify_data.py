@@ -1,7 +1,5 @@
 """The images of a dataset, the validation split, and the model's input."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -5,7 +5,6 @@ needs a GPU.
 """
 
 import copy
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,12 +32,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def exact() -> Iterator[None]:
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def on_gpu(model: nn.Module) -> nn.Module:
     """Copy a model, as shapes on a GPU; to be called in fake mode."""
 
@@ -57,7 +50,6 @@ def first_batch(job: Job) -> Batch:
     return batch
 
 
-@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("recipe", portable_runs.RECIPES)
 def test_forward_and_loss_stay_on_one_device(recipe: str, data: Path) -> None:
     config = portable_runs.config_of(recipe, data, "auto")

@@ -1,7 +1,5 @@
 """Data that is well formed and means something else than a recipe reads: refused with the place, or named."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

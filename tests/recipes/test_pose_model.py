@@ -1,5 +1,4 @@
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +16,9 @@ TINY = ModelConfig(width=8, num_modules=(1, 2, 2), num_blocks=1, deconv_blocks=2
 
 
 @pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
+def two_threads() -> None:
     """As the fixtures were made: the number decides how sums are split."""
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.full

@@ -14,8 +14,6 @@ from samebits.recipes.pose.config import Config
 from samebits.recipes.pose.recipe import build
 from tests.synthetic_people import with_people
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SMALL = {"width": 4, "num_modules": [1, 1, 1], "num_blocks": 1, "stem_width": 8, "stem_blocks": 1, "deconv_blocks": 0}
 
 
@@ -49,20 +47,15 @@ def test_the_recipe_learns_finds_draws_and_answers(tmp_path: Path) -> None:
     parts.model.eval()
     data, metric = parts.eval_data(), parts.metric()
     indices = np.arange(len(data))
-    assert parts.infer is not None
     with torch.inference_mode():
         batch = data.batch(indices, keys(0, 0, indices))
         metric.add(parts.infer(parts.model, batch.inputs), batch)
     assert metric.num_samples == 2
     assert parts.monitor[0] in metric.result()
-    assert parts.draw is not None
     parts.draw(metric, data, tmp_path / "pictures")
     assert list((tmp_path / "pictures").glob("*.png"))
 
     Image.new("RGB", (90, 70), (120, 40, 40)).save(tmp_path / "a.jpg")
-    assert parts.preprocess is not None
-    assert parts.postprocess is not None
-    assert parts.draw_prediction is not None
     picture = parts.preprocess(tmp_path / "a.jpg")
     with torch.inference_mode():
         found = parts.infer(parts.model, {"rgb": picture["rgb"][None], "image_id": [picture["image_id"]]})
@@ -77,7 +70,6 @@ def test_a_run_starts_from_weights_that_are_given(tmp_path: Path) -> None:
     _steps(first, 1)
     torch.save({"state_dict": first.model.state_dict()}, tmp_path / "first.pth")
     second = _parts(weights=str(tmp_path / "first.pth"))
-    assert second.init_weights is not None
     assert second.init_weights(second.model)
     state = second.model.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in first.model.state_dict().items())

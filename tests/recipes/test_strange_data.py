@@ -1,7 +1,5 @@
 """Data sets of strangers: what would take all memory, not end, or end the process is refused with a text."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import struct

@@ -58,7 +58,6 @@ def _batch(parts: Parts, count: int) -> Batch:
 @pytest.mark.parametrize("name", ["digits", "classify", "text", "pose", "segment_shapes"])
 def test_training_samples_are_drawn_and_left_as_they_are(name: str, tmp_path: Path) -> None:
     parts = _parts(name, tmp_path)
-    assert parts.draw_samples is not None
     batch = _batch(parts, 4)
     before, states = batch.inputs.clone(), (torch.get_rng_state(), random.getstate())
     for count in (1, 4):

@@ -1,20 +1,9 @@
-"""An honest run; torch as it was before a test; what commands print."""
+"""An honest run, and what commands print."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-
-@pytest.fixture
-def torch_as_before() -> Iterator[None]:
-    """Restore torch's threads and choice of algorithms, which training in this process sets."""
-    import torch
-
-    num_threads = torch.get_num_threads()
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from samebits import scratch
-from tests.runs import environment
+from tests.runs import environment, python
 
 HOLDER = """
 import sys, time
@@ -112,9 +112,5 @@ def test_partial_files_of_dead_processes_are_swept_and_those_of_living_ones_stay
 @pytest.mark.parametrize("module", ["samebits.launch.cleanup", "samebits.launch.forkserver", "samebits.cli.main"])
 def test_a_folder_named_in_the_environment_is_left_alone_and_the_exit_code_too(tmp_path: Path, module: str) -> None:
     (tmp_path / "file").touch()
-    done = subprocess.run(
-        [sys.executable, "-c", f"import {module}; raise SystemExit(3)"],
-        env=environment(SAMEBITS_TEMP=str(tmp_path)), cwd=tmp_path, timeout=180,
-    )  # fmt: skip
-    assert done.returncode == 3
+    python("-c", f"import {module}; raise SystemExit(3)", cwd=tmp_path, code=3, SAMEBITS_TEMP=str(tmp_path))
     assert (tmp_path / "file").exists()

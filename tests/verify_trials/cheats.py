@@ -1,7 +1,5 @@
 """Trainings that do something else than their settings, code and data say, each from or in one step."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a publisher can do to a run folder after training, such that its files agree with each other again."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -73,16 +71,25 @@ def edit_json(path: Path, edit: Callable[[Any], None]) -> None:
     path.write_text(json.dumps(content))
 
 
+def edit_records(run: Path, edit: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    """Replace the records in `metrics.jsonl`."""
+    path = run / "metrics.jsonl"
+    records = edit([json.loads(line) for line in path.read_text().splitlines()])
+    path.write_text("".join(json.dumps(each) + "\n" for each in records))
+
+
 def edit_evaluation(run: Path, step: int, **metrics: float) -> None:
     """Change the metrics after a step in `metrics.jsonl`, or add an evaluation there."""
-    path = run / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    found = [each for each in records if each["kind"] == "eval" and each["step"] == step]
-    if not found:
-        found = [{**next(each for each in records if each["kind"] == "eval"), "step": step, "epoch": step / 5}]
-        records = sorted([*records, *found], key=lambda each: each["step"])
-    found[0].update(metrics)
-    path.write_text("".join(json.dumps(each) + "\n" for each in records))
+
+    def edit(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        found = [each for each in records if each["kind"] == "eval" and each["step"] == step]
+        if not found:
+            found = [{**next(each for each in records if each["kind"] == "eval"), "step": step, "epoch": step / 5}]
+            records = sorted([*records, *found], key=lambda each: each["step"])
+        found[0].update(metrics)
+        return records
+
+    edit_records(run, edit)
 
 
 def edit_steps(run: Path, step: int, edit: Callable[[StepRecord], StepRecord]) -> None:
@@ -95,7 +102,6 @@ def edit_steps(run: Path, step: int, edit: Callable[[StepRecord], StepRecord]) -
     body = log.body[: step * size] + edit(record).to_bytes() + log.body[(step + 1) * size :]
     write_steps(path, replace(log, body=body))
     after = read_steps(path).get(step)
-    assert after is not None
     edit_lines(run, "train", step + 1, loss=after.loss, lr=after.lr, grad_norm=after.norm)
 
 
@@ -140,16 +146,12 @@ def add_a_checkpoint(run: Path) -> None:
 
 def name_another_best(run: Path) -> None:
     """Name a step without an evaluation as the best."""
-    path = run / "checkpoints" / "best.json"
-    best = json.loads(path.read_text())
-    path.write_text(json.dumps(best | {"step": best["step"] + 1}))
+    edit_json(run / "checkpoints" / "best.json", lambda best: best.update(step=best["step"] + 1))
 
 
 def raise_the_best(run: Path) -> None:
     """State a better value of the best validation."""
-    path = run / "checkpoints" / "best.json"
-    best = json.loads(path.read_text())
-    path.write_text(json.dumps(best | {"value": best["value"] + 0.5}))
+    edit_json(run / "checkpoints" / "best.json", lambda best: best.update(value=best["value"] + 0.5))
 
 
 def smooth_the_curve(run: Path) -> None:
@@ -183,10 +185,7 @@ def turn_the_direction(run: Path) -> None:
 
 def without_evaluations(run: Path, hidden: Callable[[int], bool]) -> None:
     """Leave evaluations out of `metrics.jsonl`, by their step."""
-    path = run / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    kept = [each for each in records if each["kind"] != "eval" or not hidden(each["step"])]
-    path.write_text("".join(json.dumps(each) + "\n" for each in kept))
+    edit_records(run, lambda all_: [each for each in all_ if each["kind"] != "eval" or not hidden(each["step"])])
 
 
 def worst(run: Path) -> dict[str, Any]:

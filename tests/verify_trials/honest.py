@@ -1,11 +1,7 @@
 """Honest runs: trained on 1 to 4 processes, killed, resumed on others, and verified. None may be found to differ."""
 
-from __future__ import annotations
-
 import os
 import random
-import signal
-import time
 from pathlib import Path
 
 from samebits.cluster.world import World
@@ -13,7 +9,6 @@ from samebits.provenance.record import STEPS_FILE
 from samebits.replay.verify import Verdict, lines
 from samebits.storage.checkpoint import steps
 from tests.ranks.rank_pool import RankPool
-from tests.runs import TINY, kill_session, samebits, start
 from tests.verify_trials.runs import (
     NUM_STEPS,
     alone,
@@ -71,29 +66,6 @@ def resumed_with(setting: str, folder: Path) -> Verdict:
         with alone() as world:
             train_until(world, folder, options, stop_at, resume)
     return verified(folder)
-
-
-def honest_by_command(folder: Path, number: int) -> tuple[bool, str]:
-    """Do the same by the real commands: every process of the run is killed once. Returns whether it is verified."""
-    chance = random.Random(number)
-    sizes = [chance.randint(1, 3) for _ in range(3)]
-    run, at = folder / "run", chance.randrange(3, 15)
-    settings = ["epochs=4", "checkpoint.every=2 steps", "checkpoint.keep_every=4 steps", "data.slow_s=0.02"]
-    command = ["train", TINY, *settings, "--run-dir", run, "--procs"]
-    process = start(*command, sizes[0], cwd=folder)
-    try:
-        log = run / STEPS_FILE
-        while process.poll() is None and not (log.exists() and log.stat().st_size >= 56 + 72 * at):
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGKILL)
-    finally:
-        kill_session(process)
-    time.sleep(0.5)
-    resume = "auto" if any((run / "checkpoints").glob("step-*")) else "never"
-    samebits(*command, sizes[1], "--resume", resume, cwd=folder)
-    output = samebits("verify", run, "--all", "--procs", sizes[2], cwd=folder).stdout
-    how = f"{sizes[0]} processes killed after {at} steps, {sizes[1]} resumed, {sizes[2]} verified"
-    return "verified   every step of the run" in output, how
 
 
 def explain(verdict: Verdict) -> str:

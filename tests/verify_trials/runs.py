@@ -1,7 +1,5 @@
 """Runs for the trials of `samebits verify`: trained, resumed and verified in this process or the ranks of a pool."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -77,19 +75,24 @@ def train_in(
         return run.end(loop.train(run))
 
 
+def killed_before(stop: int) -> Cheat:
+    """Return a step that ends the process of a trial before step `stop`."""
+
+    def killed(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
+        if step.number == stop:
+            raise Killed
+        return run_step(job, step, loader, flag)
+
+    return killed
+
+
 def train_until(
     world: World, folder: Path, overrides: tuple[str, ...] = (), stop_at: int = NUM_STEPS, resume: str = "never"
 ) -> bool:
     """Train until the end, or until the processes are killed after step `stop_at`. Returns whether it is complete."""
-
-    def killed(job: Job, step: Step, loader: Loader, flag: float) -> StepResult:
-        if step.number == stop_at:
-            raise Killed
-        return run_step(job, step, loader, flag)
-
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
-            return train_in(world, folder, overrides, killed, resume) == 0
+            return train_in(world, folder, overrides, killed_before(stop_at), resume) == 0
         except Killed:
             return False
 

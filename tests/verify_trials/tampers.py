@@ -7,8 +7,6 @@ evaluation or checkpoint. A file that contradicts another one is found without a
 the statement is no contradiction: the verdict names it as not stated.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -291,12 +289,15 @@ def _left_out() -> Iterator[Tamper]:
     yield Tamper("invented digest", "a digest of nothing", ANY, make, f"not compared: {next(iter(stranger))}")
     for steps in ((10,), (5, 10), (5, 10, 15)):
         make = hidden(*steps, forged=True)
-        yield Tamper("hidden evaluation", f"none after {steps}", ANY, make, f"not stated: {len(steps)} evaluation")
+        said = f"{len(steps)} evaluation{'s, the first' * (len(steps) > 1)} after step {steps[0]}, which eval_every=1"
+        yield Tamper("hidden evaluation", f"none after {steps}", ANY, make, f"not stated: {said}")
     make = hidden(10, 15, 20, forged=False)
-    yield Tamper("metrics cut off", "from 10 on", ANY, make, "metrics.jsonl does not have the recorded evaluation")
+    said = "metrics.jsonl does not have the recorded evaluation after step 10"
+    yield Tamper("metrics cut off", "from 10 on", ANY, make, said)
     said = "provenance.json: its subjects do not name "
     yield Tamper("no subjects", "none", ANY, unnamed(lambda _: False), said)
-    yield Tamper("weights are no subject", "all others", ANY, unnamed(lambda name: name != WEIGHTS), said)
+    yield Tamper("weights are no subject", "all but weights", ANY, unnamed(lambda name: name != WEIGHTS), said)
+    yield Tamper("a checkpoint is no subject", "all but a checkpoint", ANY, unnamed(lambda name: "8" not in name), said)
     for name, said in (
         ("provenance.json", "provenance.json is missing, and there is result.json"),
         ("steps.bin", "steps.bin is missing"),

@@ -1,4 +1,4 @@
-"""Train a tiny GPT-2 on synthetic sequences of different lengths with the Trainer. The loss is a mean over tokens."""
+"""Train a tiny GPT-2, or adapters of it, on synthetic sequences with the Trainer. The loss is a mean over tokens."""
 
 import argparse
 
@@ -38,12 +38,19 @@ def main():
     parser.add_argument("--output_dir", default="output")
     parser.add_argument("--save_steps", type=int, default=0)
     parser.add_argument("--resume_from_checkpoint")
+    parser.add_argument("--lora", action="store_true", help="train adapters (peft) only")
     args = parser.parse_args()
 
     set_seed(8)
     config = GPT2Config(
         vocab_size=VOCABULARY, n_positions=24, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
     )
+    model = GPT2LMHeadModel(config)
+    if args.lora:
+        from peft import LoraConfig, get_peft_model
+
+        adapters = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.1, target_modules=["c_attn"], fan_in_fan_out=True)
+        model = get_peft_model(model, adapters)
     training_args = TrainingArguments(
         output_dir=args.output_dir,
         num_train_epochs=2,
@@ -61,7 +68,7 @@ def main():
         use_cpu=True,
     )
     trainer = Trainer(
-        model=GPT2LMHeadModel(config),
+        model=model,
         args=training_args,
         data_collator=collate,
         train_dataset=Sequences(300, seed=0),

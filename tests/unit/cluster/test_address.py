@@ -1,16 +1,25 @@
-"""Ports and interfaces of this machine, and the single address at which the store listens."""
+"""Addresses and ports of processes, how often they call the store, and the backend that they take."""
 
 import errno
 import os
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
+from torch.distributed import HashStore
 
 from samebits.cluster import address
 from samebits.cluster.address import ReservedPort, command_of, interface_towards, is_local_address, port_holder
+from samebits.cluster.env import RankAssignment
+from samebits.cluster.rendezvous import RankInfo, Rendezvous, ranks_text
+from samebits.cluster.signed import Seal, SignedStore
 from samebits.cluster.store import _listen, wait_for_listener
+from samebits.cluster.world import alone, choose_backend
+from samebits.errors import LaunchError
 from tests.runs import own_port
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -123,3 +132,108 @@ def test_a_port_in_use_is_an_error() -> None:
     with _listen("127.0.0.1", port), pytest.raises(OSError) as caught:
         _listen("127.0.0.1", port)
     assert caught.value.errno == errno.EADDRINUSE
+
+
+def infos(hosts: str, device: str = "cuda", backend: str = "auto", num_gpus: int = 2) -> list[RankInfo]:
+    return [RankInfo(rank, len(hosts), host, 100 + rank, device, backend, num_gpus) for rank, host in enumerate(hosts)]
+
+
+def test_cpu_takes_gloo_and_cuda_takes_nccl() -> None:
+    assert choose_backend(infos("aabb", device="cpu", num_gpus=0)) == ("gloo", "")
+    assert choose_backend(infos("aabb")) == ("nccl", "")
+
+
+def test_processes_that_share_a_gpu_take_gloo_and_say_so() -> None:
+    backend, warning = choose_backend(infos("aaab"))
+    assert backend == "gloo"
+    assert "3 processes share 2 GPU(s) on a" in warning
+
+
+def changed(ranks: list[RankInfo], **more: str) -> list[RankInfo]:
+    return [ranks[0], replace(ranks[1], **more), *ranks[2:]]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        (infos("aaab", backend="nccl"), "share 2 GPU"),
+        (infos("ab", device="cpu", backend="nccl", num_gpus=0), "device is cpu"),
+        (changed(infos("aab"), device="cpu"), "cuda on ranks 0 2, cpu on rank 1"),
+        (changed(infos("ab", device="cpu"), backend="gloo"), "backend"),
+    ],
+    ids=["nccl on a shared GPU", "nccl without a GPU", "different devices", "different backends"],
+)
+def test_what_cannot_be_is_refused(ranks: list[RankInfo], text: str) -> None:
+    with pytest.raises(LaunchError, match=text):
+        choose_backend(ranks)
+
+
+def test_ranks_are_listed_up_to_sixteen() -> None:
+    assert ranks_text([2]) == "rank 2"
+    assert ranks_text([0, 1, 3]) == "ranks 0 1 3"
+    assert ranks_text(range(20)).endswith("15 and 4 more")
+
+
+def test_a_process_that_is_alone_has_no_group() -> None:
+    import torch.distributed as dist
+
+    world = alone("cpu")
+    assert (world.rank, world.size, world.is_main, world.device.type) == (0, 1, True, "cpu")
+    assert not dist.is_initialized()
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(LaunchError, match="no CUDA device"):
+        alone("cuda")
+
+
+class CountedStore(HashStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def set(self, key: str, value: str) -> None:
+        self.calls += 1
+        super().set(key, value)
+
+    def add(self, key: str, value: int) -> int:
+        self.calls += 1
+        return super().add(key, value)
+
+    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+        self.calls += 1
+        return super().compare_set(key, expected_value, desired_value)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        self.calls += 1
+        return super().check([*keys])
+
+
+def joining(rank: int, size: int, store: HashStore) -> Rendezvous:
+    assignment = RankAssignment(rank, size, rank, size, "", "command line")
+    info = RankInfo(rank, size, "here", 1 + rank, "cpu", "gloo", 0, network="here")
+    return Rendezvous(
+        assignment, info, SignedStore(store, Seal("key", "run")), time.monotonic(), 600.0, lambda _: None, None
+    )
+
+
+def calls_to_join(size: int) -> tuple[int, int]:
+    store, calls = CountedStore(), [0] * size
+    ranks = [joining(rank, size, store) for rank in range(size)]
+    for work, numbers in (("register", range(size)), ("wait", dict.fromkeys((0, size - 1)))):
+        for rank in numbers:
+            before = store.calls
+            getattr(ranks[rank], work)()
+            calls[rank] += store.calls - before
+    return calls[0], calls[-1]
+
+
+@pytest.mark.parametrize("size", [1, 2, 16, 256])
+def test_only_rank_0_makes_more_calls_of_the_store_in_a_larger_world(size: int) -> None:
+    first, last = calls_to_join(size)
+    assert first == size + 4  # an entry of each other rank, and five of its own
+    assert last == (first if size == 1 else 4)

@@ -1,7 +1,5 @@
 """Random crops are distributed as in torchvision, and resized without loss of quality."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Samples in groups: each once an epoch, no group mixed in a micro-batch, the same for every world."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 
@@ -45,7 +43,6 @@ def test_every_sample_comes_once_an_epoch(order: Order, world: int, epoch: int) 
 @many
 @given(order=grouped_orders())
 def test_a_micro_batch_is_of_one_group_and_a_step_of_its_size(order: Order) -> None:
-    assert order.groups is not None
     for micros in epoch_of(order, 0):
         for micro in micros:
             assert len(set(order.groups[micro.indices].tolist())) == 1

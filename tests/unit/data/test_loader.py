@@ -1,7 +1,5 @@
 """A sample does not depend on which process reads it, when, or after which other sample."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import os
@@ -255,16 +253,12 @@ def test_a_fault_of_the_machine_is_not_blamed_on_the_dataset(error: Exception, m
 
 def test_workers_read_the_same_bits_where_the_rank_has_more_threads_than_one() -> None:
     request = (np.arange(1), keys(0, 0, np.arange(1)))
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    try:
-        torch.rand(100_000).exp()  # OpenMP's threads are there before the workers are forked
-        loaders = [Loader(Threads(), lambda: iter([request]), CPU, num_workers=number) for number in (0, 2)]
-        here, worker = (loader.batch(*request).inputs for loader in loaders)
-        loaders[1].close()
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    torch.rand(100_000).exp()  # OpenMP's threads are there before the workers are forked
+    loaders = [Loader(Threads(), lambda: iter([request]), CPU, num_workers=number) for number in (0, 2)]
+    here, worker = (loader.batch(*request).inputs for loader in loaders)
+    loaders[1].close()
+    assert torch.get_num_threads() == 2
     assert torch.equal(here, worker)
 
 
@@ -322,7 +316,6 @@ def test_workers_end_when_their_rank_is_killed_so_that_its_run_folder_is_free_at
         [sys.executable, str(script), str(tmp_path / "run")], stdout=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
-    assert rank.stdout is not None
     assert rank.stdout.readline() == "reading\n"
     rank.send_signal(signal.SIGKILL)
     rank.wait()

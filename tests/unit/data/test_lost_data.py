@@ -1,7 +1,5 @@
 """Images that decode without an error and show something else: lost data, values of 12 bits, alpha that is unused."""
 
-from __future__ import annotations
-
 import io
 import struct
 from pathlib import Path

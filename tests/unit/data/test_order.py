@@ -1,21 +1,23 @@
-"""The order of samples as arithmetic: complete, without repeats, and the same for every world."""
-
-from __future__ import annotations
+"""The order of samples, their keys, and their division over ranks."""
 
 import itertools
 import math
+import random
 import tracemalloc
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samebits.data import order as order_module
-from samebits.data.division import part
+from samebits.data.division import Alone, Division, num_micro_batches, part
+from samebits.data.keyed import FORWARD, ORDER, SAMPLE, key, keys, mix, mix_array, uniform, uniforms
 from samebits.data.order import MicroBatch, Order, Step, permute
+from samebits.data.seeding import seeded
 
 
 @dataclass(frozen=True)
@@ -191,8 +193,8 @@ def chi_square(counts: np.ndarray[Any, Any], degrees: int) -> float:
 def test_all_orders_of_three_samples_are_equally_likely() -> None:
     places = {order: place for place, order in enumerate(itertools.permutations(range(3)))}
     counts = np.zeros(6)
-    for key in range(300):
-        first, second, third = permute(np.arange(3), 3, key).tolist()
+    for number in range(300):
+        first, second, third = permute(np.arange(3), 3, number).tolist()
         counts[places[first, second, third]] += 1
     assert chi_square(counts, 5) > 1e-3, counts
 
@@ -201,8 +203,8 @@ def test_all_orders_of_three_samples_are_equally_likely() -> None:
 def test_every_sample_is_equally_likely_at_every_position(num_samples: int) -> None:
     counts = np.zeros((num_samples, num_samples))
     positions = np.arange(num_samples)
-    for key in range(300):
-        counts[positions, permute(positions, num_samples, key)] += 1
+    for number in range(300):
+        counts[positions, permute(positions, num_samples, number)] += 1
     # Rows and columns have fixed sums.
     assert chi_square(counts, (num_samples - 1) ** 2) > 1e-3
 
@@ -210,8 +212,8 @@ def test_every_sample_is_equally_likely_at_every_position(num_samples: int) -> N
 def test_neighbors_in_the_order_are_not_related() -> None:
     num_samples = 1000
     counts = np.zeros(num_samples - 1)
-    for key in range(60):
-        order = permute(np.arange(num_samples), num_samples, key)
+    for number in range(60):
+        order = permute(np.arange(num_samples), num_samples, number)
         np.add.at(counts, np.diff(order) % num_samples - 1, 1)
     assert chi_square(counts, num_samples - 2) > 1e-3
 
@@ -239,3 +241,114 @@ def test_one_process_of_a_thousand_holds_no_list_of_a_hundred_million_samples() 
 def test_an_order_of_nothing_is_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is 0, it must be at least 1"):
         Order(**{"num_samples": 10, "global_batch": 4, "micro_batch": 2, name: 0})
+
+
+NUM_RANKS = 4
+
+
+@dataclass(frozen=True)
+class _Place:
+    rank: int
+    size: int
+    machines: tuple[int, ...] = ()
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, NUM_RANKS - 1), min_size=1, max_size=12), st.integers(1, 5), st.integers(0, 9))
+def test_a_dealt_step_has_each_sample_once_with_its_own_key(owners: list[int], micro_batch: int, number: int) -> None:
+    size = len(owners) * micro_batch
+    order = Order(2 * size, size, micro_batch)
+    dealt = tuple(tuple(leaf for leaf, owner in enumerate(owners) if owner == rank) for rank in range(NUM_RANKS))
+    (whole,) = order.steps(_Place(0, 1), start=number, stop=number + 1)
+    found = {}
+    for rank in range(NUM_RANKS):
+        (step,) = order.steps(_Place(rank, NUM_RANKS), start=number, stop=number + 1, division=Division(dealt=dealt))
+        assert step.num_samples == whole.num_samples
+        assert tuple(each.index for each in step.micro_batches) == dealt[rank]
+        found |= {each.index: each for each in step.micro_batches}
+    assert sorted(found) == list(range(whole.num_micro_batches))
+    for expected in whole.micro_batches:
+        assert np.array_equal(found[expected.index].indices, expected.indices)
+        assert np.array_equal(found[expected.index].keys, expected.keys)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 5, 7, 16, 20])
+@pytest.mark.parametrize("global_batch", [1, 6, 7, 16])
+def test_each_step_has_the_fewest_micro_batches_that_hold_it(global_batch: int, micro_batch: int) -> None:
+    for step in Order(33, global_batch, micro_batch).steps(Alone(), stop=40):
+        count = num_micro_batches(step.num_samples, micro_batch)
+        assert step.num_micro_batches == count == len(step.micro_batches)
+        assert (count - 1) * micro_batch < step.num_samples <= count * micro_batch
+
+
+words = st.integers(0, 2**64 - 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(values=st.lists(words, min_size=1, max_size=20))
+def test_mixing_an_array_is_mixing_each_word_and_leaves_the_array_alone(values: list[int]) -> None:
+    array = np.array(values, dtype=np.uint64)
+    assert mix_array(array).tolist() == [mix(value) for value in values]
+    assert array.tolist() == values
+
+
+@settings(max_examples=300, deadline=None)
+@given(seed=words, epoch=st.integers(0, 2**40), indices=st.lists(st.integers(0, 2**62), min_size=1, max_size=20))
+def test_a_samples_key_follows_from_seed_epoch_and_index_alone(seed: int, epoch: int, indices: list[int]) -> None:
+    assert keys(seed, epoch, np.array(indices)).tolist() == [key(seed, SAMPLE, epoch, index) for index in indices]
+
+
+def test_keys_of_different_things_differ() -> None:
+    seen = {key(seed, use, one, two) for seed in range(8) for use in (ORDER, SAMPLE, FORWARD) for one in range(16)
+            for two in range(16)}  # fmt: skip
+    assert len(seen) == 8 * 3 * 16 * 16
+    assert key(0, 1, 2) != key(0, 2, 1)
+    assert key(1, 2) != key(2, 1)
+    assert key(1, 1) != key(2, 2)
+
+
+def test_one_input_bit_moves_about_half_of_the_output_bits() -> None:
+    moved = [(mix(word) ^ mix(word ^ (1 << bit))).bit_count() for word in range(50) for bit in range(64)]
+    assert 31 < np.mean(moved) < 33
+    assert min(moved) > 8
+
+
+def test_uniform_numbers_are_uniform_and_columns_independent() -> None:
+    samples = keys(3, 0, np.arange(100_000))
+    first, second = uniform(samples, 0), uniform(samples, 1)
+    for column in (first, second):
+        assert 0 <= column.min() <= column.max() < 1
+        counts, _ = np.histogram(column, bins=100, range=(0, 1))
+        assert ((counts - 1000) ** 2 / 1000).sum() < 170  # 99 degrees of freedom: exceeded once in 100,000
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.015
+
+
+def test_several_columns_at_once_are_the_same_numbers() -> None:
+    samples = keys(3, 0, np.arange(50))
+    assert np.array_equal(uniforms(samples, range(2, 9)), np.stack([uniform(samples, c) for c in range(2, 9)], axis=1))
+
+
+@settings(max_examples=50, deadline=None)
+@given(word=words)
+def test_a_key_seeds_all_three_generators_and_restores_them_afterwards(word: int) -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.random()), float(torch.rand(()))
+
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    expected = draw()
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+    with seeded(word):
+        inside = draw()
+    assert draw() == expected
+    draw()
+    with seeded(word):
+        assert draw() == inside
+
+
+def test_generators_are_put_back_after_an_error_too() -> None:
+    state = torch.get_rng_state()
+    with pytest.raises(ZeroDivisionError), seeded(1):
+        torch.rand(1 // 0)
+    assert torch.equal(torch.get_rng_state(), state)

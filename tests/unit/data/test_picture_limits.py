@@ -1,7 +1,5 @@
 """The memory that decoding takes is what the limits on pixels are computed with."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

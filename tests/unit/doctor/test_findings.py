@@ -82,27 +82,26 @@ class Numbers:
         return Batch({"x": self.values[indices]}, ["label"], torch.from_numpy(np.asarray(indices)))
 
 
-def test_equal_facts_are_one_line() -> None:
-    found = compared("torch", ["2.15.0"] * 3, ["a", "a", "b"])
-    assert (found.value, found.verdict) == ("2.15.0 on all 3", "ok")
-
-
-def test_the_odd_rank_is_named_with_its_machine_and_what_to_do() -> None:
-    found = compared("torch", ["2.15.0", "2.15.0", "2.14.1"], ["a", "a", "b"])
-    assert found.verdict == "problem"
-    assert "2.14.1 on rank 2 (b)" in found.value
-    assert "2.15.0 on ranks 0 1" in found.value
-    assert found.fix == "pip install torch==2.15.0 on b"
-
-
-def test_many_odd_ranks_are_counted() -> None:
-    found = compared("data", ["x"] * 10 + ["y"] * 9, ["a"] * 19)
-    assert "and 5 more" in found.value
-
-
-@pytest.mark.parametrize("fact", ["processor", "device"])
-def test_another_machine_is_a_warning_since_training_works_but_for_equal_bits(fact: str) -> None:
-    assert compared(fact, ["EPYC", "Xeon"], ["a", "b"]).verdict == "warning"
+@pytest.mark.parametrize(
+    ("fact", "values", "machines", "verdict", "texts", "fix"),
+    [
+        ("torch", ["2.15.0"] * 3, "aab", "ok", ["2.15.0 on all 3"], ""),
+        ("torch", ["2.15.0", "2.15.0", "2.14.1"], "aab", "problem", ["2.14.1 on rank 2 (b)", "2.15.0 on ranks 0 1"],
+         "pip install torch==2.15.0 on b"),
+        ("data", ["x"] * 10 + ["y"] * 9, "a" * 19, "problem", ["and 5 more"], None),
+        # Training works on other machines too, but for equal bits.
+        ("processor", ["EPYC", "Xeon"], "ab", "warning", [], None),
+        ("device", ["EPYC", "Xeon"], "ab", "warning", [], None),
+    ],
+    ids=["equal", "an odd rank", "many odd ranks", "another processor", "another device"],
+)  # fmt: skip
+def test_facts_of_ranks_are_compared_and_the_odd_rank_is_named_with_what_to_do(
+    fact: str, values: list[str], machines: str, verdict: str, texts: list[str], fix: str | None
+) -> None:
+    found = compared(fact, values, list(machines))
+    assert found.verdict == verdict
+    assert [text for text in texts if text not in found.value] == []
+    assert fix is None or found.fix == fix
 
 
 def test_a_datasets_fingerprint_follows_its_size_and_what_is_read() -> None:
@@ -124,25 +123,23 @@ SMALL = CheckResult("shared memory", "64 MB free", "warning", "docker run --shm-
 LARGE = CheckResult("shared memory", "8.0 GB free")
 
 
-def test_equal_results_of_all_machines_are_shown_once() -> None:
-    same = [CheckResult("cores", "8"), LARGE]
-    assert merged([same, same, same], ["a", "b", "c"]) == same
-
-
-def test_what_is_well_everywhere_takes_one_line_with_each_machines_value() -> None:
-    (line,) = merged([[CheckResult("disk speed", "900 MB/s")], [CheckResult("disk speed", "400 MB/s")]], ["a", "b"])
-    assert line == CheckResult("disk speed", "900 MB/s (a); 400 MB/s (b)")
-
-
-def test_a_machine_with_a_fault_has_a_line_of_its_own() -> None:
-    assert merged([[LARGE], [SMALL], [LARGE]], ["a", "b", "c"]) == [
-        CheckResult("shared memory", "8.0 GB free (a, c)"),
-        CheckResult("shared memory", "64 MB free (b)", "warning", SMALL.fix),
-    ]
-
-
-def test_several_ranks_of_one_machine_count_once() -> None:
-    assert merged([[SMALL], [SMALL]], ["a", "a"]) == [SMALL]
+@pytest.mark.parametrize(
+    ("results", "machines", "expected"),
+    [
+        ([[CheckResult("cores", "8"), LARGE]] * 3, "abc", [CheckResult("cores", "8"), LARGE]),
+        ([[CheckResult("disk speed", "900 MB/s")], [CheckResult("disk speed", "400 MB/s")]], "ab",
+         [CheckResult("disk speed", "900 MB/s (a); 400 MB/s (b)")]),
+        ([[LARGE], [SMALL], [LARGE]], "abc",
+         [CheckResult("shared memory", "8.0 GB free (a, c)"),
+          CheckResult("shared memory", "64 MB free (b)", "warning", SMALL.fix)]),
+        ([[SMALL], [SMALL]], "aa", [SMALL]),
+    ],
+    ids=["equal: once", "well everywhere: one line", "a fault: a line of its own", "ranks of one machine"],
+)  # fmt: skip
+def test_results_of_machines_are_merged(
+    results: list[list[CheckResult]], machines: str, expected: list[CheckResult]
+) -> None:
+    assert merged(results, list(machines)) == expected
 
 
 def test_the_table_fits_80_columns_and_has_a_fix() -> None:

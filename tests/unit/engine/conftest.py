@@ -1,12 +1,9 @@
 """Shared fixtures of the engine's tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from samebits.storage.run_folder import RunFolder
 
@@ -17,4 +14,3 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
     folder.open()
     yield folder
     folder.close()
-    torch.use_deterministic_algorithms(False)

@@ -1,7 +1,5 @@
 """A recipe with one fault, chosen by `fault`."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 import torch.nn.functional as F

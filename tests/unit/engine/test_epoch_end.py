@@ -1,7 +1,5 @@
 """The end of an epoch: saved before it is evaluated, compared by the metric that the recipe monitors."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator

@@ -1,13 +1,9 @@
 """Faults of a user's recipe are errors with a fix, before or in the first step."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from samebits.cli.main import run
 
@@ -15,11 +11,9 @@ RECIPE = Path(__file__).with_name("faulty_recipe.py")
 
 
 @pytest.fixture(autouse=True)
-def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 def train(fault: str) -> int:

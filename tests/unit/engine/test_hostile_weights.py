@@ -1,7 +1,5 @@
 """Files of weights that were made to take memory or time, to end the process, or to be read as something else."""
 
-from __future__ import annotations
-
 import json
 import struct
 import zipfile

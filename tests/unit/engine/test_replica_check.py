@@ -1,10 +1,10 @@
-"""A checksum for each tensor that changes with any of its bits, and the ranks that differ from the others."""
-
-from __future__ import annotations
+"""Checksums that change with any bit, ranks that differ, flags in a sum over ranks, and a new rank 0's records."""
 
 import itertools
+import math
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,9 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from samebits.engine.output.recorder import recover_chain
+from samebits.engine.progress import StepFlags
 from samebits.engine.replica_check import describe_tensor, odd_ranks
+from samebits.errors import CheckpointError
 from samebits.parallel import checksum
 from samebits.parallel.checksum import checksums
+from samebits.provenance.record import FIRST_LINK
 
 TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
 
@@ -93,3 +97,29 @@ def test_an_optimizer_s_tensor_is_called_by_its_parameter() -> None:
 )
 def test_the_odd_ones_are_those_outside_of_the_majority(groups: list[list[int]], odd: list[int]) -> None:
     assert odd_ranks(groups) == odd
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_what_rank_0_packs_every_rank_unpacks(number: int) -> None:
+    flags = StepFlags(number)
+    summed = torch.tensor([float(flags), 0.0, 0.0], dtype=torch.float32).sum().item()
+    assert StepFlags.unpack(summed) == flags
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0])
+def test_a_sum_that_is_not_finite_has_no_flags(value: float) -> None:
+    assert StepFlags.unpack(value) == StepFlags(0)
+
+
+def job(step: int) -> Any:
+    progress, record = SimpleNamespace(step=step), SimpleNamespace(steps=True)
+    return cast(Any, SimpleNamespace(progress=progress, config=SimpleNamespace(record=record), last_result=None))
+
+
+def test_a_rank_0_that_is_lost_before_the_first_step_has_written_no_records(tmp_path: Path) -> None:
+    assert recover_chain(job(0), tmp_path) == FIRST_LINK.hex()
+
+
+def test_records_that_are_missing_later_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        recover_chain(job(5), tmp_path)

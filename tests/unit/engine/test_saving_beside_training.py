@@ -1,7 +1,5 @@
 """Checkpoints written in the background: their content, which thread waits for which, and where errors are raised."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -1,9 +1,7 @@
 """The header and the closing block of a run, in 80 columns."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,13 +24,6 @@ from samebits.report.format import block
 from samebits.storage.run_folder import RunFolder
 
 NUM_SAMPLES = 64
-
-
-@pytest.fixture(autouse=True)
-def switches() -> Iterator[None]:
-    """What a job sets for its process is set back."""
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 class Samples:

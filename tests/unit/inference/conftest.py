@@ -1,4 +1,4 @@
-"""Each test in a folder of its own, with Python and torch put back as they were."""
+"""Each test in a folder of its own, with Python put back as it was."""
 
 import os
 import shutil
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
 from samebits.cli.main import run as command
@@ -20,7 +19,6 @@ def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
-    torch.use_deterministic_algorithms(False)
     sys.modules.pop("recipe_of_dots", None)
 
 

@@ -1,18 +1,20 @@
-"""What `samebits export` writes: the model's own outputs, in each format, with what they mean."""
+"""What `samebits export` writes: the model's own outputs, in each format, with all that its input is made by."""
 
 import json
 import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
 import pytest
 import torch
 from PIL import Image
 from safetensors import safe_open
-from safetensors.torch import save, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import nn
 
 from samebits.cli.main import run as command
@@ -22,10 +24,12 @@ from samebits.engine.parts import Parts
 from samebits.errors import CheckpointError, ConfigError
 from samebits.inference import export as export_module
 from samebits.inference.export import FIELD, INPUT, export
+from samebits.inference.predict import predict
 from samebits.recipes.catalog import find
 from samebits.recipes.pose import recipe as _pose  # noqa: F401  OpenCV sets a variable when it is imported
 from samebits.storage.run_folder import is_export
 from tests.ranks.recipes_in_ranks import draw_digits
+from tests.runs import python
 
 DOTS = str(Path(__file__).with_name("recipe_of_dots.py"))
 TINY = {
@@ -224,3 +228,72 @@ def test_the_command_prints_what_was_checked(capsys: pytest.CaptureFixture[str])
     ]
     assert command(["export", "w.safetensors", "--preset", "digits", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["file"] == "model.safetensors"
+
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "onnx_predict.py"
+
+
+def draw(path: str, width: int, height: int) -> None:
+    """A smooth image whose left, right, top and bottom differ."""
+    across, down = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
+    Image.fromarray(np.stack([across, down, 255 - across], axis=2).astype(np.uint8)).save(path)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["data.size_px=48", "data.eval_resize_px=48", "data.mean=[0.1,0.2,0.3]", "data.std=[0.5,0.4,0.6]"],
+        pytest.param([], marks=pytest.mark.full),
+    ],
+)
+def test_the_example_gives_the_prediction_of_samebits(more: list[str]) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)  # probabilities far from a half: other libraries resize to slightly other pixels
+        _, settings = model_of("shapes")
+    settings += more
+    state = load_file("w.safetensors")
+    # Fresh weights give nearly equal probabilities, of which either may be the largest.
+    save_file({name: value * 50 if name.startswith("fc.") else value for name, value in state.items()}, "w.safetensors")
+    export("w.safetensors", "onnx", "net.onnx", settings, preset="shapes")
+    files = ["wide.png", "high.png", "alpha.png", "deep.png"]
+    draw(files[0], 90, 60)
+    draw(files[1], 61, 80)
+    colors = Image.open(files[0])
+    colors.putalpha(Image.linear_gradient("L").resize(colors.size))
+    colors.save(files[2])
+    Image.fromarray(np.asarray(Image.open(files[1]).convert("L")).astype(np.uint16) * 257).save(files[3])
+    done = python("-P", EXAMPLE, "net.onnx", *files)
+    mine = predict("w.safetensors", files, settings, preset="shapes")
+    for file, line, prediction in zip(files, done.stdout.splitlines(), mine, strict=True):
+        found = re.fullmatch(r"(\S+)  class (\w+)  probability ([\d.]+)%", line)
+        assert (found[1], found[2]) == (file, prediction["class"])
+        assert float(found[3]) / 100 == pytest.approx(prediction["probability"], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("preset", "steps"),
+    [
+        ("digits", {"colors": "gray, light on dark", "resize_px": [8, 8]}),
+        ("text", {"colors": "gray", "resize_px": [32, 80]}),
+        ("segment_shapes", {"colors": "RGB", "resize_px": [64, 64]}),
+        ("pose", {"colors": "RGB"}),
+    ],
+)
+def test_the_file_of_each_recipe_has_its_preprocessing(preset: str, steps: dict[str, object]) -> None:
+    _, settings = model_of(preset)
+    made = export("w.safetensors", "safetensors", "net.safetensors", settings, preset=preset)
+    assert json.loads(json.dumps(made.metadata["preprocess"])) == steps
+
+
+def test_the_steps_of_a_segmentation_give_its_input() -> None:
+    parts, settings = model_of("segment_shapes")
+    export("w.safetensors", "onnx", "net.onnx", settings, preset="segment_shapes")
+    texts = onnxruntime.InferenceSession("net.onnx").get_modelmeta().custom_metadata_map
+    mean, std, steps = (json.loads(texts[name]) for name in ("mean", "std", "preprocess"))
+    draw("wide.png", 128, 96)
+    height, width = steps["resize_px"]
+    image = Image.open("wide.png").resize((width, height), Image.Resampling.BILINEAR)
+    pixels = (np.asarray(image, np.float32) / 255 - np.float32(mean)) / np.float32(std)
+    torch.testing.assert_close(
+        torch.from_numpy(pixels.transpose(2, 0, 1)), parts.preprocess(Path("wide.png")), atol=0.05, rtol=0
+    )

@@ -1,7 +1,5 @@
 """A launcher's part in a rendezvous whose store a test serves."""
 
-from __future__ import annotations
-
 import socket
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """The launchers of several machines, each with a process that trains nothing: who goes, who comes, who leads."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

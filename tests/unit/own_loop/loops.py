@@ -1,7 +1,5 @@
 """A loop of one process, in small."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,12 +43,14 @@ def network() -> nn.Sequential:
 class Loop:
     """A model, its optimizer and the loader of an exact loop: 4 micro-batches of 2 samples a step."""
 
-    def __init__(self, **more: Any) -> None:
-        self.model = network()
+    def __init__(self, model: nn.Module | None = None, data: DataLoader[Any] | None = None, **more: Any) -> None:
+        self.model = network() if model is None else model
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.loader: ExactLoader
         settings = {"global_batch": 8, **more}
-        _, _, self.loader = samebits.exact(self.model, self.optimizer, data_loader(), **settings)
+        _, _, self.loader = samebits.exact(
+            self.model, self.optimizer, data_loader() if data is None else data, **settings
+        )
 
     def loss(self, batch: Any) -> torch.Tensor:
         x, y = batch

@@ -1,7 +1,5 @@
 """The loader of an exact loop: its length, its position, and what it takes over from a DataLoader."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

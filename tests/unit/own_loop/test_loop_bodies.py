@@ -1,8 +1,6 @@
 """Bodies of training loops that act by themselves are named by what they do."""
 
 # ruff: noqa: PT012  # what raises is the body of a loop
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -205,16 +203,12 @@ def test_a_rate_that_is_set_in_the_last_pass_for_the_next_step_or_for_this_one_s
 def test_a_model_that_averages_its_own_weights_is_named_and_may_do_it_once_a_step() -> None:
     def run(is_once: bool) -> torch.Tensor:
         torch.manual_seed(0)
-        model = Student()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        _, _, loader = samebits.exact(model, optimizer, data_loader(), global_batch=8)
-        for x, y in loader:
-            optimizer.zero_grad()
-            (model(x) - y).square().mean().backward()
-            optimizer.step()
-            if not is_once or loader.sync_gradients:
-                model.move()
-        return model.average.weight - Student().average.weight
+        loop = Loop(Student())
+        for batch in loop.loader:
+            loop.train(batch)
+            if not is_once or loop.loader.sync_gradients:
+                loop.model.move()
+        return loop.model.average.weight - Student().average.weight
 
     with pytest.raises(TrainError, match="weights changed within a step") as caught:
         run(is_once=False)
@@ -235,15 +229,6 @@ class Codebook(nn.Module):
         self.sizes += 1
         self.sums += x.detach().sum()
         return self.linear(x)
-
-
-def test_all_buffers_that_a_module_changes_are_named_at_once() -> None:
-    model = nn.Sequential(Codebook())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    _, _, loader = samebits.exact(model, optimizer, data_loader(), global_batch=8)
-    with pytest.raises(ConfigError, match=r"averaged_buffers = \('sizes', 'sums'\)"):
-        for x, y in loader:
-            (model(x) - y).square().mean().backward()
 
 
 class Halving:
@@ -308,15 +293,12 @@ class Preview(nn.Module):
 @pytest.mark.parametrize("at", [0, 3])  # 3: the last body of a step, after the update
 def test_a_forward_pass_after_the_update_changes_no_statistics(at: int) -> None:
     def run(shows: bool) -> str:
-        loop = Loop()
-        model = loop.model = Preview()
-        optimizer = loop.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        _, _, loop.loader = samebits.exact(model, optimizer, data_loader(), global_batch=8)
+        loop = Loop(Preview())
         for number, batch in enumerate(loop.loader):
             loop.train(batch)
             if shows and number == at:
-                model(torch.ones(5, 4))
-        return samebits.weights_sha256(model.state_dict())
+                loop.model(torch.ones(5, 4))
+        return samebits.weights_sha256(loop.model.state_dict())
 
     expected = run(False)
     with pytest.warns(UserWarning, match="change no buffers"):
@@ -335,33 +317,31 @@ class Queue(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("model", [Queue(), nn.utils.parametrizations.spectral_norm(nn.Linear(4, 1))])
-def test_a_buffer_that_is_no_average_is_refused(model: nn.Module) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    _, _, loader = samebits.exact(model, optimizer, data_loader(), global_batch=8)
-    with pytest.raises(ConfigError, match="which is not known to be an average"):
-        for x, y in loader:
-            (model(x) - y).square().mean().backward()
-            optimizer.step()
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (Queue, "which is not known to be an average"),
+        (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 1)), "which is not known to be an average"),
+        (lambda: nn.Sequential(Codebook()), r"averaged_buffers = \('sizes', 'sums'\)"),
+    ],
+    ids=["a queue", "spectral norm", "all that a module changes, at once"],
+)
+def test_a_buffer_that_is_no_average_is_refused(make: Callable[[], nn.Module], says: str) -> None:
+    loop = Loop(make())
+    with pytest.raises(ConfigError, match=says):
+        loop.epoch()
 
 
 def test_a_buffer_that_a_module_lists_is_averaged() -> None:
     model = Queue()
     model.averaged_buffers = ("queue",)  # type: ignore[assignment]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    _, _, loader = samebits.exact(model, optimizer, data_loader(), global_batch=8)
-    for x, y in loader:
-        (model(x) - y).square().mean().backward()
-        optimizer.step()
-    assert loader.step == 2
+    loop = Loop(model)
+    loop.epoch()
+    assert loop.loader.step == 2
 
 
 def test_one_sample_under_batch_norm_is_named() -> None:
-    model = Preview()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    _, _, loader = samebits.exact(model, optimizer, data_loader(15), global_batch=8)
+    loop = Loop(Preview(), data_loader(15))
     with pytest.raises(ConfigError, match="a micro-batch of one sample") as caught:
-        for x, y in loader:
-            (model(x) - y).square().mean().backward()
-            optimizer.step()
+        loop.epoch()
     assert "drop_last=True" in str(caught.value)

@@ -1,10 +1,6 @@
 """Habits of training loops that would give another model in each world: each is right, or named by its cause."""
 
 # ruff: noqa: PT012  # what raises is the body of a loop
-from __future__ import annotations
-
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import samebits
 from samebits.errors import ConfigError, TrainError
-from tests.runs import environment
+from tests.runs import python
 from tests.unit.own_loop.loops import Loop, data_loader, dataset, network
 
 pytestmark = pytest.mark.usefixtures("no_repetition")
@@ -145,10 +141,7 @@ for number in range(NUM):
 )
 def test_a_script_that_ends_inside_a_step_has_an_error_and_an_exit_code(tmp_path: Path, num: int, code: int) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.replace("NUM", str(num)))
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=180
-    )
-    assert done.returncode == code, done.stderr
+    done = python("train.py", cwd=tmp_path, code=code)
     assert ("training error: the loop over the exact loader ended" in done.stderr) == bool(code)
     assert "Traceback" not in done.stderr
 
@@ -173,10 +166,7 @@ def test_what_backward_raises_is_explained_after_its_traceback(tmp_path: Path, l
     script = SCRIPT.replace("(model(x) - y).square().mean()", f"({loss})")
     script = script.replace("for number in range(NUM):\n    x, y = next(batches)", "for x, y in loader:")
     (tmp_path / "train.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=180
-    )
-    assert done.returncode == 1
+    done = python("train.py", cwd=tmp_path, code=1)
     assert "Traceback" in done.stderr
     assert f"training error: {text}" in done.stderr.partition("RuntimeError")[2]
 

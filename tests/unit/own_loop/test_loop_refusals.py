@@ -1,7 +1,5 @@
 """What cannot be exact in a script's loop is refused by name before the first step."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """All-reduces of a bucket on virtual ranks, and the sum that one process has."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 
@@ -70,7 +68,6 @@ def reduce(
         exchange.start()
         while not exchange.advance():
             pass
-        assert bucket.result is not None
         return bucket.result.views[0].clone()
 
     found = coroutines.run([partial(run, rank) for rank in range(size)], lambda _: network.deliver())

@@ -1,7 +1,5 @@
 """Threads of coroutines end at once: each test waits for the threads that it has started."""
 
-from __future__ import annotations
-
 import pytest
 
 from samebits.parallel.coroutines import Coroutines

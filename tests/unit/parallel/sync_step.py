@@ -1,7 +1,5 @@
 """One step with synchronized batch norm in one process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Functions that run in turn: one at a time, each until it waits for the others."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

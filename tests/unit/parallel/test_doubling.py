@@ -1,7 +1,5 @@
 """Sums inside a pass on virtual ranks: the bits of one process, in few messages, and errors that all ranks raise."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple

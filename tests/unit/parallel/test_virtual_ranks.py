@@ -11,7 +11,6 @@ from samebits.recipes.catalog import find
 from tests.runs import TINY, samebits, weights
 from tests.unit.parallel.virtual_ranks import Simulated, simulate
 
-pytestmark = pytest.mark.usefixtures("torch_as_before")
 SMALL = ["global_batch=40", "micro_batch=1"]
 World = tuple[int, ...]
 

@@ -111,5 +111,4 @@ class SimulatedWorld(World):
 
 @post.register
 def _(world: SimulatedWorld, messages: Sequence[_Message], group: object = None) -> list[_Transfer]:
-    assert world.network is not None
     return world.network.post(world.rank, messages)

@@ -98,7 +98,6 @@ def test_all_operations_of_a_run_are_listed_at_once() -> None:
         found = nn.Sequential(nn.Linear(8, 8), Rare())(torch.linalg.vector_norm(ROWS, 3) * ROWS)
     assert found.shape == (8, 8)  # as torch computes them
     listed = listed_operations()
-    assert listed is not None
     assert {each["what"].partition(" ")[0] for each in listed["refused"]} >= {
         "aten::logcumsumexp", "aten::linalg_vector_norm",
     }  # fmt: skip

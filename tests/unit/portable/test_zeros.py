@@ -39,10 +39,8 @@ CHOICES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @pytest.fixture(autouse=True)
 def portable() -> Iterator[None]:
-    threads = torch.get_num_threads()
     with portable_arithmetic():
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("choose", CHOICES.values(), ids=list(CHOICES))

@@ -19,7 +19,7 @@ from samebits.provenance.identity import differing, plain_settings
 from samebits.recipes.catalog import find
 from tests.verify_trials.runs import alone, train, train_until, verified
 
-pytestmark = pytest.mark.usefixtures("torch_as_before", "honest")
+pytestmark = pytest.mark.usefixtures("honest")
 NAMES = sorted(REMOVED)
 OF_RECIPES = ("data.cache", "data.cache_gb", "data.encoding", "data.on_error", "decode.beam_width")
 OTHER: dict[str, object] = {

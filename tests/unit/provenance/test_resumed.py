@@ -4,7 +4,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,6 @@ from samebits.provenance.fingerprint import Fingerprint
 from samebits.provenance.identity import check_unchanged
 
 NUM_SAMPLES = 12
-
-
-@pytest.fixture(autouse=True)
-def _settings_of_torch() -> Iterator[None]:
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 class Data:

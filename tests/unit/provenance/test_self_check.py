@@ -3,7 +3,6 @@
 import os
 import random
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,6 @@ from tests.in_loop import train_alone
 from tests.ranks.runs_in_ranks import Quiet
 from tests.unit.provenance import habits
 from tests.unit.provenance.habits import Data, Net, parts
-
-
-@pytest.fixture(autouse=True)
-def _settings_of_torch() -> Iterator[None]:
-    python, old = random.getstate(), np.random.get_state()
-    yield
-    random.setstate(python)
-    np.random.set_state(old)
-    torch.use_deterministic_algorithms(False)
 
 
 def job_of(made: Parts, *, is_restart: bool = False, **more: Any) -> Job:

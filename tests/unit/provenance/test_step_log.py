@@ -3,6 +3,8 @@
 import math
 import os
 import struct
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -151,9 +153,37 @@ def test_a_link_that_appears_during_training_is_not_followed(path: Path) -> None
     assert target.read_text() == "mine"
 
 
-def test_a_fifo_is_refused_at_once_and_replaced_by_a_resume(path: Path) -> None:
-    os.mkfifo(path)
-    with pytest.raises(CheckpointError, match="not a regular file"):
+def forge_first_step(path: Path, first: int) -> None:
+    written(path)
+    content = path.read_bytes()
+    path.write_bytes(content[:16] + struct.pack("<Q", first) + content[24:])
+
+
+HUGE = (1 << 64) - 2
+WRAPPED = b"".join(struct.pack("<Q", number) + bytes(64) for number in (HUGE, HUGE + 1, 0))
+REFUSED: dict[str, tuple[Callable[[Path], object] | bytes, str]] = {
+    "a fifo": (os.mkfifo, "not a regular file"),
+    "a huge sparse file": (lambda path: (path.touch(), os.truncate(path, 1 << 42)), "at most"),
+    **{
+        f"a forged first step, {first}": (partial(forge_first_step, first=first), "altered")
+        for first in (3, HUGE, 1 << 63)
+    },
+    "records that wrap around": (b"samebits steps 1" + struct.pack("<Q", HUGE) + FIRST_LINK + WRAPPED, "altered"),
+    **{
+        f"another format, {len(content)} bytes": (content, "not a record of steps of this version")
+        for content in (b"", b"samebits steps 1", b"samebits steps 2" + bytes(40), bytes(200))
+    },
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_record_is_refused_at_once_and_replaced_by_a_resume(path: Path, case: str) -> None:
+    make, said = REFUSED[case]
+    if isinstance(make, bytes):
+        path.write_bytes(make)
+    else:
+        make(path)
+    with pytest.raises(CheckpointError, match=said):
         read_steps(path)
     written(path)
     assert read_steps(path).stop == 5
@@ -166,38 +196,6 @@ def test_a_folder_in_the_place_of_the_file_is_an_error_with_a_fix(path: Path) ->
     with pytest.raises(CheckpointError) as raised:
         StepWriter(path, 0, FIRST_LINK)
     assert raised.value.slots.get("fix")
-
-
-def test_a_huge_sparse_file_is_refused_before_it_is_read(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(1 << 42)
-    with pytest.raises(CheckpointError, match="at most"):
-        read_steps(path)
-
-
-@pytest.mark.parametrize("first", [3, (1 << 64) - 2, 1 << 63])
-def test_a_forged_first_step_is_refused(path: Path, first: int) -> None:
-    written(path)
-    content = path.read_bytes()
-    path.write_bytes(content[:16] + struct.pack("<Q", first) + content[24:])
-    with pytest.raises(CheckpointError, match="altered"):
-        read_steps(path)
-
-
-def test_a_header_of_a_huge_step_with_records_to_match_is_no_whole_record(path: Path) -> None:
-    first = (1 << 64) - 2
-    numbers = [first, first + 1, 0]  # wraps around
-    body = b"".join(struct.pack("<Q", number) + bytes(64) for number in numbers)
-    path.write_bytes(b"samebits steps 1" + struct.pack("<Q", first) + FIRST_LINK + body)
-    with pytest.raises(CheckpointError, match="altered"):
-        read_steps(path)
-
-
-@pytest.mark.parametrize("content", [b"", b"samebits steps 1", b"samebits steps 2" + bytes(40), bytes(200)])
-def test_a_file_of_another_format_is_refused(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match="not a record of steps of this version"):
-        read_steps(path)
 
 
 @given(content=st.binary(max_size=400))

@@ -1,4 +1,4 @@
-"""One process of `test_batch_norm_of_ranks.py`: its share of a batch beside the whole one. Prints the differences."""
+"""One process of `test_rank_options.py`: its share of a batch beside the whole one. Prints the differences."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Collective calls of a process of `test_group.py`: BACKEND [BATON]. Prints their results, and a digest of weights."""
+"""Collective calls for `test_rank_options.py`: BACKEND [BATON]. Prints results, and a digest of weights."""
 
 import hashlib
 import json

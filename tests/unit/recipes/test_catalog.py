@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +8,6 @@ import pytest
 import samebits.recipes
 from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError
-from samebits.recipes import catalog
 from samebits.recipes.catalog import RecipeSpec, find, list_presets, list_recipes
 from samebits.recipes.trust import trust
 
@@ -97,17 +94,7 @@ def test_a_recipe_or_preset_is_found_by_name(
     config = config_of(source)
     assert (source.recipe, source.preset_name, source.name) == (recipe, preset, preset or recipe)
     assert (config.recipe, config.epochs) == (recipe, epochs)
-
-
-def test_the_parts_are_built_by_the_recipe(shelf: Path) -> None:
-    source = find("stars")
     assert built(source, "data.sides=9") == ("parts", 9)
-
-
-def test_a_preset_of_two_recipes_is_asked_for_by_its_full_name(shelf: Path) -> None:
-    error = refused("small")
-    assert error.what == "several recipes have a preset called small"
-    assert error.slots["fix"] == "Use shapes/small or waves/small."
 
 
 @pytest.mark.parametrize(
@@ -124,11 +111,27 @@ def test_an_unknown_name_lists_what_there_is(shelf: Path, name: str, nearest: st
     assert all(len(line) <= 80 for line in str(error).splitlines())
 
 
-def test_a_run_folder_is_recognized_as_one(shelf: Path) -> None:
-    (shelf / "run").mkdir()
-    (shelf / "run" / "config.yaml").write_text("recipe: shapes")
-    assert refused("run").slots["cause"] == "run is a run folder"
-    assert refused("run").slots["fix"] == "Resume it with --run-dir run --resume auto"
+@pytest.mark.parametrize(
+    ("file", "name", "what", "slots"),
+    [
+        ("", "small", "several recipes have a preset called small", {"fix": "Use shapes/small or waves/small."}),
+        ("run/config.yaml", "run", "there is no recipe or preset called run",
+         {"cause": "run is a run folder", "fix": "Resume it with --run-dir run --resume auto"}),
+        ("mine.yaml", "mien.yaml", "there is no file mien.yaml", {"fix": "Use mine.yaml."}),
+        ("mine.yaml", "nowhere/mine.yaml", "there is no file nowhere/mine.yaml",
+         {"cause": "there is no folder nowhere either"}),
+        ("folder.py/1", "folder.py", "'folder.py' can't be read: Is a directory", {}),
+    ],
+)  # fmt: skip
+def test_a_name_of_no_recipe_or_of_two_is_refused_with_what_it_may_mean(
+    shelf: Path, file: str, name: str, what: str, slots: dict[str, str]
+) -> None:
+    if file:
+        (shelf / file).parent.mkdir(exist_ok=True)
+        (shelf / file).write_text("recipe: shapes")
+    error = refused(name)
+    assert error.what == what
+    assert {slot: error.slots[slot] for slot in slots} == slots
 
 
 def test_a_folder_of_images_is_no_misspelt_name(shelf: Path) -> None:
@@ -160,35 +163,10 @@ def test_a_resolved_config_finds_its_recipe_again(shelf: Path) -> None:
     assert config_of(find("config.yaml")) == first.config
 
 
-@pytest.mark.parametrize(
-    ("text", "what", "given"),
-    [
-        ("epochs: 3", "my.yaml does not name a recipe", None),
-        ("epochs: 3\nrecipe: 7", "my.yaml does not name a recipe", "my.yaml:2: recipe: 7"),
-        ("recipe: other.yaml", "recipe cannot be the YAML file other.yaml", "my.yaml:1: recipe: other.yaml"),
-        ("\nrecipe: shaps", "there is no recipe or preset called shaps", "my.yaml:2"),
-        ("recipe: none.py", "there is no file none.py", "my.yaml:1"),
-    ],
-)
-def test_a_yaml_file_without_a_usable_recipe_is_refused(shelf: Path, text: str, what: str, given: str | None) -> None:
-    (shelf / "my.yaml").write_text(text)
-    error = refused("my.yaml")
-    assert (error.what, error.slots.get("given", error.slots.get("where"))) == (what, given)
-
-
 def test_a_wrong_value_in_a_preset_or_file_has_its_line(shelf: Path) -> None:
     (shelf / "my.yaml").write_text("recipe: shapes\n\ndata:\n  sides: 2\n")
     with pytest.raises(ConfigError, match=r"data\.sides can't be 2\n.*my\.yaml:4"):
         config_of(find("my.yaml"))
-
-
-def test_a_file_that_is_not_there_is_named_with_its_neighbor(shelf: Path) -> None:
-    (shelf / "mine.yaml").touch()
-    assert refused("mien.yaml").what == "there is no file mien.yaml"
-    assert refused("mien.yaml").slots["fix"] == "Use mine.yaml."
-    assert refused("nowhere/mine.yaml").slots["cause"] == "there is no folder nowhere either"
-    (shelf / "folder.py").mkdir()
-    assert refused("folder.py").what == "'folder.py' can't be read: Is a directory"
 
 
 def test_a_recipe_file_is_used_with_its_own_settings_and_neighbors(shelf: Path) -> None:
@@ -242,22 +220,27 @@ def test_a_recipe_file_called_like_a_standard_module_leaves_that_alone(shelf: Pa
 
 
 @pytest.mark.parametrize(
-    ("text", "what", "given"),
+    ("file", "text", "what", "given"),
     [
-        ("x = 1\n", "bad.py is not a recipe: it defines no build", None),
-        ("Config = 3\ndef build(config): ...\n", "Config in bad.py is not a subclass of RunConfig", None),
-        ("PRESET = 3\ndef build(config): ...\n", "PRESET in bad.py is a int, not a dict", None),
-        ("x = 1\ndef build(config:\n", "bad.py can't be imported: SyntaxError", "bad.py:2"),
-        ("\nimport not_there\n", "bad.py can't be imported: ModuleNotFoundError", "bad.py:2"),
-        ("\n\n1 / 0\n", "bad.py can't be imported: ZeroDivisionError", "bad.py:3"),
-        ("\nimport sys\nsys.exit()\n", "bad.py can't be imported: SystemExit", "bad.py:3"),
+        ("my.yaml", "epochs: 3", "my.yaml does not name a recipe", None),
+        ("my.yaml", "epochs: 3\nrecipe: 7", "my.yaml does not name a recipe", "my.yaml:2: recipe: 7"),
+        ("my.yaml", "recipe: a.yaml", "recipe cannot be the YAML file a.yaml", "my.yaml:1: recipe: a.yaml"),
+        ("my.yaml", "\nrecipe: shaps", "there is no recipe or preset called shaps", "my.yaml:2"),
+        ("my.yaml", "recipe: none.py", "there is no file none.py", "my.yaml:1"),
+        ("bad.py", "x = 1\n", "bad.py is not a recipe: it defines no build", None),
+        ("bad.py", "Config = 3\ndef build(config): ...\n", "Config in bad.py is not a subclass of RunConfig", None),
+        ("bad.py", "PRESET = 3\ndef build(config): ...\n", "PRESET in bad.py is a int, not a dict", None),
+        ("bad.py", "x = 1\ndef build(config:\n", "bad.py can't be imported: SyntaxError", "bad.py:2"),
+        ("bad.py", "\nimport not_there\n", "bad.py can't be imported: ModuleNotFoundError", "bad.py:2"),
+        ("bad.py", "\n\n1 / 0\n", "bad.py can't be imported: ZeroDivisionError", "bad.py:3"),
+        ("bad.py", "\nimport sys\nsys.exit()\n", "bad.py can't be imported: SystemExit", "bad.py:3"),
     ],
 )
-def test_a_recipe_file_that_can_not_be_used_is_refused_with_the_reason(
-    shelf: Path, text: str, what: str, given: str | None
+def test_a_file_that_can_not_be_used_as_a_recipe_is_refused_with_the_reason(
+    shelf: Path, file: str, text: str, what: str, given: str | None
 ) -> None:
-    (shelf / "bad.py").write_text(text)
-    error = refused("bad.py")
+    (shelf / file).write_text(text)
+    error = refused(file)
     assert (error.what, error.slots.get("given", error.slots.get("where"))) == (what, given)
 
 
@@ -281,14 +264,6 @@ def test_a_training_script_is_not_run_and_the_command_for_it_is_named(shelf: Pat
 def test_a_recipe_with_a_backward_pass_of_its_own_is_a_recipe(shelf: Path) -> None:
     (shelf / "own.py").write_text("def penalty(loss):\n    loss.backward()\ndef build(config):\n    return 2\n")
     assert built(find("own.py")) == 2
-
-
-def test_every_preset_that_comes_with_samebits_is_right() -> None:
-    found = [preset for recipe in catalog.list_recipes() for preset in list_presets(recipe)]
-    assert {"mnist", "tutorial", "digits"} <= {preset.name for preset in found}
-    for preset in found:
-        config_of(find(f"{preset.recipe}/{preset.name}"))
-        assert preset.meaning
 
 
 def test_a_recipe_that_keeps_facts_is_built_with_them_and_finds_them_where_there_are_none(shelf: Path) -> None:

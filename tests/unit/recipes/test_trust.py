@@ -1,7 +1,5 @@
 """A recipe file that only a YAML file or a run folder names runs when the user trusts it, and not otherwise."""
 
-from __future__ import annotations
-
 import os
 import py_compile
 import shutil

@@ -1,14 +1,9 @@
-"""Replays set torch's threads and algorithms, which the tests after them do not expect."""
+"""A run to be changed, for the tests of replays."""
 
 import shutil
 from pathlib import Path
 
 import pytest
-
-
-@pytest.fixture(autouse=True)
-def _as_before(torch_as_before: None) -> None:
-    """Restore them."""
 
 
 @pytest.fixture

@@ -84,7 +84,6 @@ def test_a_record_that_was_altered_is_named(runs: Path, look: Look, tmp_path: Pa
     log = read_steps(steps)
     records = [log.get(number) for number in range(log.stop)]
     record = records[12]
-    assert record is not None
     records[12] = replace(record, loss=math.nextafter(record.loss, 9))
     write_steps(steps, replace(log, body=b"".join(each.to_bytes() for each in records if each is not None)))
     found = look("digits", "--step", 13, expression="loss", cwd=tmp_path)

@@ -2,15 +2,11 @@
 
 import hashlib
 import json
-import random
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from samebits.cli.main import run
 from samebits.provenance.record import StepLog, StepRecord, read_steps, write_steps
@@ -18,16 +14,6 @@ from samebits.replay.diff import diff_runs, lines
 from samebits.replay.folders import first_difference
 from tests.diff_trials.faults import faults
 from tests.diff_trials.runs import NUM_STEPS, Trials
-
-
-@pytest.fixture(autouse=True)
-def _settings_of_torch() -> Iterator[None]:
-    python, old, threads = random.getstate(), np.random.get_state(), torch.get_num_threads()
-    yield
-    random.setstate(python)
-    np.random.set_state(old)
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="module")

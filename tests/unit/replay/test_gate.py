@@ -1,16 +1,13 @@
 """`samebits gate`: forty edits of a recipe, each judged in this process."""
 
 import json
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from samebits.cluster.env import ALONE
 from samebits.errors import ConfigError
@@ -26,12 +23,7 @@ KERNELS = "kernels=auto"
 @contextmanager
 def here(source: str, overrides: list[str], file: Path, seed: str, num_steps: int = 0) -> Iterator[Callable[[], Any]]:
     """Stands for the interpreter of its own, which takes seconds to start."""
-    state = random.getstate(), np.random.get_state(), torch.get_num_threads()
     yield lambda: run_trial(source, overrides, Trial("", num_steps=num_steps), ALONE)
-    random.setstate(state[0])
-    np.random.set_state(state[1])
-    torch.set_num_threads(state[2])
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
@@ -69,7 +61,6 @@ def test_an_edit_that_changes_nothing_passes(written: Path, tmp_path: Path, edit
 @pytest.mark.parametrize("edit", HARMFUL, ids=lambda edit: edit.name)
 def test_an_edit_that_changes_the_training_is_found_where_it_begins(written: Path, tmp_path: Path, edit: Edit) -> None:
     found = judge(edit.apply(), written, tmp_path).difference
-    assert found is not None
     assert (found.phase, found.module[: len(edit.module)]) == (edit.phase, edit.module)
     assert found.before != found.now or found.phase in ("initial weights", "update", "buffers", "backward")
 
@@ -77,7 +68,6 @@ def test_an_edit_that_changes_the_training_is_found_where_it_begins(written: Pat
 @pytest.mark.usefixtures("in_process")
 def test_an_operation_that_was_replaced_is_named(written: Path, tmp_path: Path) -> None:
     found = judge(RECIPE.replace("F.relu(self.norm", "F.gelu(self.norm"), written, tmp_path).difference
-    assert found is not None
     assert found.operation == "aten.relu before, aten.gelu now"
     assert lines(found)[0] == "differs    step 0, forward, module the model (Net)"
 
@@ -89,7 +79,6 @@ def test_a_change_of_rounding_is_within_a_tolerance_and_a_larger_one_is_not(writ
     assert judge(text, written, tmp_path, within=1e-4).difference is None
     larger = RECIPE.replace("1e-3 *", "1.0 *")
     found = judge(larger, written, tmp_path, within=1e-4).difference
-    assert found is not None
     assert (found.step, found.phase) == (0, "loss")
 
 
@@ -141,7 +130,6 @@ def test_a_loss_that_is_no_number_equals_itself(tmp_path: Path, within: float | 
 def test_fewer_steps_than_in_the_file_are_a_difference() -> None:
     longer = {"steps": [{}, {}], "evaluation": {}}
     found = module._at_end(longer, {**longer, "steps": [{}]}, lambda one, other: True)
-    assert found is not None
     assert (found.phase, found.before, found.now) == ("number of steps", "2", "1")
     assert module._at_end(longer, longer, lambda one, other: True) is None
 

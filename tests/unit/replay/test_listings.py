@@ -1,11 +1,7 @@
 """A verifier's own data and own files count, not what the publisher's listing says of them."""
 
-from __future__ import annotations
-
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +13,7 @@ from samebits.inference.hub import pull, push
 from samebits.recipes.classify.config import MakeConfig
 from samebits.recipes.classify.make import make
 from samebits.replay.verify import Request, Verdict, lines, verify
-from tests.runs import LONG_S, environment, samebits
+from tests.runs import python, samebits
 from tests.verify_trials.forgery import edit_json
 
 SETTINGS = ("model.name=timm/test_resnet", "max_steps=2", "loader.num_workers=0", "--procs", 1)
@@ -73,11 +69,7 @@ def verified(run: Path, *overrides: str) -> Verdict:
 def test_a_listing_of_the_publishers_own_is_found(photos: Path, tmp_path: Path, how: str) -> None:
     (tmp_path / "cheat.py").write_text(CHEAT)
     command = ["train", "classify/shapes", f"data.root={photos}", *map(str, SETTINGS), "--run-dir", "run"]
-    done = subprocess.run(
-        [sys.executable, "cheat.py", how, *command],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    python("cheat.py", how, *command, cwd=tmp_path)
     verdict = verified(tmp_path / "run", f"data.root={photos}")
     assert not verdict.is_verified
     key = "classes[0]" if how == "names" else "train."

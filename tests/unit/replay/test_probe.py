@@ -15,7 +15,6 @@ from samebits.replay.state import user_modules
 from samebits.replay.trial import Trial
 from tests.check_faults import MARK, Fault, source_of
 
-pytestmark = pytest.mark.usefixtures("torch_as_before")
 # What the module keeps: how it begins, and what each forward pass does.
 GENERATOR = ("self.rng = np.random.default_rng(0)", "x = x + float(self.rng.normal())")
 COUNTER = ("self.calls = 0", "self.calls += 1")

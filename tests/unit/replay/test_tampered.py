@@ -10,6 +10,7 @@ import pytest
 
 from samebits.replay.segments import Segment
 from samebits.replay.verify import lines
+from samebits.storage.manifest import WEIGHTS
 from tests.verify_trials.forgery import edit_json, read_record
 from tests.verify_trials.runs import KEPT, NUM_STEPS, train, verified
 from tests.verify_trials.tampers import Tamper, tampers
@@ -17,8 +18,11 @@ from tests.verify_trials.tampers import Tamper, tampers
 TAMPERS = {each.name: each for each in tampers()}
 QUICK = [
     "sample 13", "statistics after step 12", "a bit of weights at 8", "loss of 10", "cut off", "subject", "no data",
-    "none after (10,)", "curve smoothed", "another processor", "typed settings", "best.json, direction",
-    "checkpoint added", "seed in config.yaml", "weights at 8 replaced",
+    "no code", "no code, environment, data", "none after (10,)", "none after (5, 10)", "none after (5, 10, 15)",
+    "from 10 on", "curve smoothed", "another processor", "typed settings", "best.json, direction", "checkpoint added",
+    "seed in config.yaml", "weights at 8 replaced", "best of result.json is another", "best of result.json by loss",
+    "best of result.json is none", "none", "all but weights", "all but a checkpoint", "steps.bin deleted",
+    f"{WEIGHTS} deleted",
 ]  # fmt: skip
 # One of each kind, and those that came close to escaping.
 MORE = sorted({each.kind: each.name for each in TAMPERS.values() if each.name not in QUICK}.values())
@@ -95,7 +99,9 @@ def test_what_is_left_out_is_noted_and_the_rest_verified(honest: Path, tmp_path:
 def test_without_records_some_steps_are_replayed_to_the_next_checkpoint(honest: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     without("steps.bin")(honest, run)
-    assert verified(run, steps=(5, 6)).replayed == [Segment(KEPT, 2 * KEPT)]
+    verdict = verified(run, steps=(5, 6))
+    assert verdict.replayed == [Segment(KEPT, 2 * KEPT)]
+    assert "equal weights where a segment ends" in "\n".join(lines(verdict))
 
 
 def test_settings_and_data_alone_find_other_weights_from_scratch(honest: Path, tmp_path: Path) -> None:

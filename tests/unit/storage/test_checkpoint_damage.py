@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from hypothesis import strategies as st
 
 from samebits.errors import CheckpointError
 from samebits.storage.checkpoint import Checkpoint, clean, load_checkpoint, newest, save
+from tests.runs import python
 
 FILES = ("weights.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
 
@@ -58,21 +57,15 @@ def test_a_file_cut_short_is_named_and_the_one_before_is_taken(tmp_path: Path, n
     assert is_whole(found)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
-    path = save(some(1), tmp_path)
-    (path / name).unlink()
+@pytest.mark.parametrize(("name", "is_folder"), [*((name, False) for name in FILES), ("state.json", True)])
+def test_a_missing_file_or_a_folder_in_its_place_is_named(tmp_path: Path, name: str, is_folder: bool) -> None:
+    file = save(some(1), tmp_path) / name
+    file.unlink()
+    if is_folder:
+        file.mkdir()
     with pytest.raises(CheckpointError) as caught:
-        load_checkpoint(path)
-    assert f"{path / name} does not exist" in str(caught.value)
-
-
-def test_a_file_that_is_no_file_is_named(tmp_path: Path) -> None:
-    path = save(some(1), tmp_path)
-    (path / "state.json").unlink()
-    (path / "state.json").mkdir()
-    with pytest.raises(CheckpointError, match=r"state\.json can't be read: Is a directory"):
-        load_checkpoint(path)
+        load_checkpoint(file.parent)
+    assert f"{file} " + ("can't be read: Is a directory" if is_folder else "does not exist") in str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -231,10 +224,5 @@ print("saved", done)
 def test_a_process_killed_at_any_moment_leaves_what_it_had_saved(tmp_path: Path) -> None:
     script = tmp_path / "saves.py"
     script.write_text(_SAVES)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "run")],
-        capture_output=True, text=True, env=environment, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = python(script, tmp_path / "run")
     assert int(done.stdout.split()[1]) > 20

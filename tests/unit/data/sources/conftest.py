@@ -1,7 +1,5 @@
 """Indexes of tar shards go to a folder of the test's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,9 +1,6 @@
 """Every source gives each sample once an epoch, in one order and with one set of random numbers at any world size."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,15 +17,9 @@ from samebits.data.order import Order
 from samebits.data.samples import DatasetSamples, Samples
 from samebits.own_loop.samples import CollatedSamples
 from tests.unit.data.sources.source_files import SOURCES, collate
+from tests.unit.data.test_order import Seat
 
 CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Seat:
-    rank: int
-    size: int
-    machines: tuple[int, ...] = ()
 
 
 # (step, micro-batch) -> the samples as read: their indices and values

@@ -1,7 +1,5 @@
 """Parquet files: rows by index through few row groups, columns and decoding, files that change, workers."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import resource

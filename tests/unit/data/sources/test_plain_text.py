@@ -1,7 +1,5 @@
 """The encoding of untrusted text files: UTF-8 or the named one, and never a guess."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

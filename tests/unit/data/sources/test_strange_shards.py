@@ -1,7 +1,5 @@
 """Damaged and hostile shards and Parquet files end in an error with a fix, within bounded memory."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import tracemalloc

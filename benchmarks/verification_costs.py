@@ -4,8 +4,6 @@ CPU time, not wall-clock time: other work on the machine changes it less, and on
 same of both.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import statistics

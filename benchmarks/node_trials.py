@@ -1,7 +1,5 @@
 """One trial of `benchmarks/kills.py --nodes`: several launchers on this machine, and the loss of processes or nodes."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
