@@ -277,7 +277,6 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     trained, validated = (set(split_names(config.data, train=train)) for train in (True, False))
     both = sorted((trained | ({"train", "val"} if "trainval" in trained else set())) & validated)
     model = build_model(config.model, skeleton.num_joints)
-    frozen = frozen_row(model, weights=config.model.weights)
     return Parts(
         model=model,
         loss=partial(pose_loss, config=config.loss),
@@ -309,8 +308,8 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
             "model": config.model.name
             if config.model.is_timm
             else f"HigherHRNet-W{config.model.width}",
-            **({"frozen": frozen} if frozen else {}),
-            **({"validation": f"warning: {', '.join(both)} is trained on too"} if both else {}),
+            "frozen": frozen_row(model, weights=config.model.weights),
+            "validation": f"warning: {', '.join(both)} is trained on too" if both else "",
         },
     )
 

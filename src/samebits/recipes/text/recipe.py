@@ -304,11 +304,11 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         describe={
             "data": f"images of text lines, {shown} x {HEIGHT_PX} px",
             "model": config.model.name,
-            **({"frozen": row} if (row := frozen_row(model, weights=config.model.weights)) else {}),
+            "frozen": frozen_row(model, weights=config.model.weights),
             "alphabet": f"{len(alphabet):,} characters: {seen}{' ...' * (len(alphabet) > 20)}{named}",
-            **({"left out": dataset_info["left_out"]} if dataset_info.get("left_out") else {}),
+            "left out": dataset_info.get("left_out", ""),
             **dataset_info.get("warnings", {}),
-            **({"labels": dataset_info["padded"]} if dataset_info.get("padded") else {}),
+            "labels": dataset_info.get("padded", ""),
         },
     )
 
