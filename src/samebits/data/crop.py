@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torchvision.transforms.v2.functional import center_crop
 
 from samebits.data.images import SCALES, ByteArray
 from samebits.data.keyed import KeyArray, uniforms
@@ -110,7 +111,9 @@ def fitting_scale(shorter_px: int, target_px: int, *, margin: float) -> int:
     return next(scale for scale in SCALES if scale == 1 or shorter_px >= scale * target_px * margin)
 
 
-def resized(pixels: ByteArray, box: Box | None, height: int, width: int) -> Tensor:
+def resized(
+    pixels: ByteArray, box: Box | None, height: int, width: int, *, mirrored: bool = False
+) -> Tensor:
     """Resize an image or a box of it: bilinear, antialiased, in integers.
 
     Args:
@@ -118,50 +121,22 @@ def resized(pixels: ByteArray, box: Box | None, height: int, width: int) -> Tens
         box: The box; None for the whole image.
         height: Height of the result, pixels.
         width: Width of the result, pixels.
+        mirrored: Whether to flip horizontally. The box is flipped before resizing, since it is copied in any case.
 
     Returns:
         (height, width, 3) bytes.
     """
+    if box is not None:
+        pixels = pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+    if mirrored:
+        pixels = cv2.flip(pixels, 1).view(np.uint8)
+    # torch would copy a strided box too, and more slowly than numpy.
+    image = torch.from_numpy(np.ascontiguousarray(pixels))
+    # The batch dimension is added before permuting: torch then recognizes channels_last, which has a fast uint8 kernel.
     result = F.interpolate(
-        _as_image(_part(pixels, box)), (height, width), mode="bilinear", antialias=True
+        image.unsqueeze(0).permute(0, 3, 1, 2), (height, width), mode="bilinear", antialias=True
     )
     return result.permute(0, 2, 3, 1)[0]
-
-
-def resize_into(out: Tensor, pixels: ByteArray, box: Box, *, mirrored: bool) -> None:
-    """Resize a box as `resized` does, and write the result into `out` without a copy.
-
-    Args:
-        out: (height, width, 3) bytes, to be overwritten.
-        pixels: (H, W, 3) bytes.
-        mirrored: Whether to flip horizontally. The box is flipped before resizing, since it is copied in any case.
-    """
-    part = _part(pixels, box)
-    if mirrored:
-        part = cv2.flip(part, 1).view(np.uint8)
-    size = out.shape[:2]
-    # The operator behind F.interpolate, which has no `out` parameter.
-    torch.ops.aten._upsample_bilinear2d_aa.out(
-        _as_image(part), size, False, None, None, out=_channels_first(out)
-    )
-
-
-def _part(pixels: ByteArray, box: Box | None) -> ByteArray:
-    return (
-        pixels
-        if box is None
-        else pixels[box.top : box.top + box.height, box.left : box.left + box.width]
-    )
-
-
-def _as_image(pixels: ByteArray) -> Tensor:
-    # torch would copy a strided box too, and more slowly than numpy.
-    return _channels_first(torch.from_numpy(np.ascontiguousarray(pixels)))
-
-
-def _channels_first(image: Tensor) -> Tensor:
-    # The batch dimension is added before permuting: torch then recognizes channels_last, which has a fast uint8 kernel.
-    return image.unsqueeze(0).permute(0, 3, 1, 2)
 
 
 def resized_shorter(pixels: ByteArray, shorter_px: int, middle_px: int = 0) -> Tensor:
@@ -189,12 +164,4 @@ def resized_shorter(pixels: ByteArray, shorter_px: int, middle_px: int = 0) -> T
 
 def center_square(image: Tensor, side_px: int) -> Tensor:
     """Crop (H, W, 3) bytes to (side, side, 3) as torchvision's CenterCrop does, padding smaller images with black."""
-    height, width = image.shape[:2]
-    if height < side_px or width < side_px:
-        down = max(0, side_px - height)
-        right = max(0, side_px - width)
-        image = F.pad(image, (0, 0, right // 2, right - right // 2, down // 2, down - down // 2))
-        height, width = image.shape[:2]
-    top = round((height - side_px) / 2)
-    left = round((width - side_px) / 2)
-    return image[top : top + side_px, left : left + side_px]
+    return center_crop(image.permute(2, 0, 1), [side_px, side_px]).permute(1, 2, 0)

@@ -19,7 +19,7 @@ from samebits.data.crop import (
     RandomBoxes,
     center_square,
     fitting_scale,
-    resize_into,
+    resized,
     resized_shorter,
 )
 from samebits.data.images import ByteArray, EncodedImage
@@ -182,7 +182,9 @@ class ImageFiles(Samples):
                 flips = (uniform(keys, _FLIP) < config.flip).tolist()
                 for row, index in enumerate(indices.tolist()):
                     pixels, box = self._random_crop(index, boxes, row)
-                    resize_into(images[row], pixels, box, mirrored=flips[row])
+                    images[row] = resized(
+                        pixels, box, self._size_px, self._size_px, mirrored=flips[row]
+                    )
                 if self._augmentation is not None:
                     self._augmentation.augment(images, keys.tolist())
             else:
@@ -243,8 +245,8 @@ def center_crop(encoded: EncodedImage, config: DataConfig) -> Tensor:
     """Decode, resize and center-crop an image to (S, S, 3) bytes, as evaluation does."""
     shorter_px = resize_px(config)
     scale = _scale(encoded, config, min(encoded.size), shorter_px, _EVAL_MARGIN)
-    resized = resized_shorter(encoded.pixels(scale), shorter_px, config.size_px)
-    return center_square(resized, config.size_px)
+    image = resized_shorter(encoded.pixels(scale), shorter_px, config.size_px)
+    return center_square(image, config.size_px)
 
 
 def _scale(
