@@ -210,11 +210,8 @@ class DatasetSamples(Samples):
     """
 
     def __init__(self, dataset: Any, collate: Callable[[Sequence[Any]], Any] | None = None) -> None:
-        from torch.utils.data import default_collate
-
         check_map_style(dataset)
         self.dataset = dataset
-        self.collate = collate or default_collate
         self._function = collate
 
     def __len__(self) -> int:
