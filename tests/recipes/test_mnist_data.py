@@ -72,7 +72,7 @@ CUT = {
 }
 FAULTS: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     **CUT,
-    "empty": (IMAGES, lambda content: b"", "{path} is empty"),
+    "empty": (IMAGES, lambda content: b"", "{path} is truncated: 0 bytes"),
     "too long": (IMAGES, lambda content: content + b"x", "is too long"),
     "wrong magic": (IMAGES, lambda content: b"\x89PNG and so on, for a while", "first bytes 89 50 4e 47"),
     "labels in place of images": (IMAGES, lambda content: _idx(np.zeros(5, np.uint8)), "images and labels are swapped"),
