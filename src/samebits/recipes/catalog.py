@@ -286,36 +286,21 @@ def command_arguments(spec: RecipeSpec, loaded: Loaded[RunConfig]) -> list[str]:
 
 def _from_package(name: str) -> RecipeSpec:
     known = list_recipes()
-    recipe, slash, preset_name = name.partition("/")
     everything = [preset for each in known for preset in list_presets(each)]
-    if slash:
-        found = [
-            preset for preset in everything if (preset.recipe, preset.name) == (recipe, preset_name)
-        ]
-    elif name in known:
-        found = [preset for preset in everything if preset.recipe == preset.name == name]
-        if not found:
-            return _package_source(name, None)
-    else:
-        found = [preset for preset in everything if preset.name == name]
+    by_name = {f"{preset.recipe}/{preset.name}": preset for preset in everything}
+    full_name = f"{name}/{name}" if name in known else name  # the default preset of a recipe
+    found = [full for full, preset in by_name.items() if full_name in (full, preset.name)]
     if not found:
         raise _unknown(name, known, everything)
     if len(found) > 1:
-        names = " or ".join(f"{preset.recipe}/{preset.name}" for preset in found)
-        raise ConfigError(f"several recipes have a preset called {name}", fix=f"Use {names}.")
-    return _package_source(found[0].recipe, found[0])
-
-
-def _package_source(recipe: str, preset: Preset | None) -> RecipeSpec:
-    module = importlib.import_module(f"samebits.recipes.{recipe}.config")
-    preset_layers = (
-        [] if preset is None else [_without_recipe(read_layer(preset.path, is_preset=True))]
-    )
-    layers = [_recipe_layer(recipe), *preset_layers]
-    name = recipe if preset is None else preset.name
-    return RecipeSpec(
-        name, recipe, None if preset is None else preset.name, tuple(layers), module.Config
-    )
+        raise ConfigError(
+            f"several recipes have a preset called {name}", fix=f"Use {' or '.join(found)}."
+        )
+    preset = by_name[found[0]]
+    module = importlib.import_module(f"samebits.recipes.{preset.recipe}.config")
+    layer = _without_recipe(read_layer(preset.path, is_preset=True))
+    layers = (_recipe_layer(preset.recipe), layer)
+    return RecipeSpec(preset.name, preset.recipe, preset.name, layers, module.Config)
 
 
 def _from_yaml(path: Path) -> RecipeSpec:
@@ -391,11 +376,8 @@ def _without_recipe(layer: Layer) -> Layer:
 
 def _unknown(name: str, known: Iterable[str], everything: Iterable[Preset]) -> ConfigError:
     full = [f"{preset.recipe}/{preset.name}" for preset in everything]
-    names: dict[str, str] = {
-        **{preset.name: preset.name for preset in everything},
-        **{each: each for each in known},
-    }
-    near = difflib.get_close_matches(name, [*names, *full], n=1)
+    names = dict.fromkeys([*(preset.name for preset in everything), *known, *full])
+    near = difflib.get_close_matches(name, names, n=1)
     path = expand_user(name)
     cause = None
     fix = f"Use {near[0] if near else 'one of these, a YAML file (.yaml) or a recipe file (.py)'}."

@@ -47,7 +47,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of recipes beside Samebits's own; the test works in tmp_path."""
     monkeypatch.setattr(samebits.recipes, "__path__", [*samebits.recipes.__path__, str(tmp_path / "shelf")])
     monkeypatch.chdir(tmp_path)
-    for name, names in {"shapes": ["shapes", "stars", "small"], "waves": ["small"]}.items():
+    for name, names in {"shapes": ["shapes", "stars", "small"], "waves": ["waves", "small"]}.items():
         folder = tmp_path / "shelf" / name
         (folder / "presets").mkdir(parents=True)
         (folder / "__init__.py").touch()
@@ -86,16 +86,14 @@ def test_recipes_and_their_presets_are_listed_the_default_first(shelf: Path) -> 
         ("shapes", "shapes", "shapes", 2),
         ("shapes/stars", "shapes", "stars", 3),
         ("stars", "shapes", "stars", 3),
-        ("waves/small", "waves", "small", 2),
-        ("waves", "waves", None, 10),
+        ("waves/small", "waves", "small", 3),
+        ("waves", "waves", "waves", 2),
     ],
 )
-def test_a_recipe_or_preset_is_found_by_name(
-    shelf: Path, name: str, recipe: str, preset: str | None, epochs: int
-) -> None:
+def test_a_recipe_or_preset_is_found_by_name(shelf: Path, name: str, recipe: str, preset: str, epochs: int) -> None:
     source = find(name)
     config = config_of(source)
-    assert (source.recipe, source.preset_name, source.name) == (recipe, preset, preset or recipe)
+    assert (source.recipe, source.preset_name, source.name) == (recipe, preset, preset)
     assert (config.recipe, config.epochs) == (recipe, epochs)
 
 
