@@ -73,7 +73,7 @@ def test_lines_with_unknown_characters_are_left_out_and_counted_where_that_is_ch
     (tmp_path / "alphabet.txt").write_text("ab")
     config = settings_of(tmp_path, on_unknown="skip", alphabet=str(tmp_path / "alphabet.txt"))
     assert (
-        "1 line with characters that are not in the alphabet"
+        "training lines: 1 with characters that are not in the alphabet"
         in build(config, dataset_info(config)).describe["left out"]
     )
 
