@@ -46,6 +46,12 @@ class _Entry(BaseModel):
     iscrowd: IsCrowd = None
 
 
+class _Category(BaseModel):
+    id: Id
+    name: Any = None
+    keypoints: Any = None
+
+
 _MAX_OUTSIDE = 0.2  # of the keypoints: cut people have some; coordinates of another image size most
 
 
@@ -86,9 +92,9 @@ def read_annotations(path: Path, skeleton: Skeleton) -> COCO:
         DataError: It can't be read, or a field is wrong. Shows the field and its entry.
     """
     content = read_coco(path)
-    category = _person(content["categories"], skeleton, path)
-    ids = [each.get("id") for each in content["categories"] if isinstance(each, dict)]
-    others = [each for each in ids if each not in (category, None)]
+    categories = check_entries(content["categories"], _Category, "categories", path, unique=False)
+    category = _person(categories, skeleton, path)
+    others = [each["id"] for each in categories if each["id"] != category]
     known = {"image_id": {image["id"] for image in content["images"]}, "category_id": [category]}
     people = check_entries(
         content["annotations"],
@@ -152,17 +158,15 @@ def is_hidden(person: Mapping[str, Any]) -> bool:
 
 def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path) -> int:
     """Return the number of the category with these joints."""
-    categories = [entry if isinstance(entry, dict) else {} for entry in categories]
-    people = [entry for entry in categories if entry.get("name") == "person"]
-    # Not isinstance, for which True is an int.
-    if not people or type(people[0].get("id")) is not int:
-        names = ", ".join(shown(entry.get("name")) for entry in categories[:8])
+    people = [entry for entry in categories if entry["name"] == "person"]
+    if not people:
+        names = ", ".join(shown(entry["name"]) for entry in categories[:8])
         raise DataError(
             f"{path} has no category person",
             given=f"categories: {names or 'none'}",
             fix="Use an annotation file of person keypoints.",
         )
-    joints = people[0].get("keypoints")
+    joints = people[0]["keypoints"]
     if joints is None:
         order = f"taken as {skeleton.joints[0]}, {skeleton.joints[1]}, ... {skeleton.joints[-1]}"
         LOGGER.warning(
@@ -179,7 +183,8 @@ def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path
             if others
             else "Use an annotation file of the dataset data.name.",
         )
-    return int(people[0]["id"])
+    number: int = people[0]["id"]
+    return number
 
 
 # Possible paths of the annotations and images of a split below the root, the usual one first.
