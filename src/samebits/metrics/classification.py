@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from samebits.data.samples import Batch
+from samebits.metrics.worst import Worst
 
 # Counts of predictions by class, exact in any distribution of the samples over ranks.
 #
@@ -141,12 +142,11 @@ class Accuracy:
         classes: Sequence[str] | None = None,
     ) -> None:
         self._num_classes = num_classes
-        self._num_worst = num_worst
         self._num_top = num_top if num_top < num_classes else 1
         self._classes = classes if classes is not None and num_classes <= MAX_NAMED_CLASSES else ()
         self._num_in_top = 0
         self._counts = Counts(num_classes)
-        self._worst: list[tuple[float, int, int, int]] = []
+        self._worst = Worst(num_worst)
 
     @property
     def num_samples(self) -> int:
@@ -170,10 +170,8 @@ class Accuracy:
             )
         losses = F.cross_entropy(logits, labels, reduction="none").to(torch.float64)
         ranked = torch.where(torch.isfinite(losses), losses, math.inf)
-        rows = zip(
-            ranked.tolist(), batch.indices.tolist(), labels.tolist(), chosen.tolist(), strict=True
-        )
-        self._keep_worst(list(rows))
+        columns = (ranked, batch.indices, labels, chosen)
+        self._worst.add(zip(*(column.tolist() for column in columns), strict=True))
 
     def state(self) -> dict[str, Any]:
         """Return the counts: `confusion[label][prediction]`, `in_top`, and the worst samples.
@@ -185,16 +183,14 @@ class Accuracy:
         return {
             **self._counts.state(),
             "in_top": self._num_in_top,
-            "worst": [list(row) for row in self._worst],
+            "worst": self._worst.rows,
         }
 
     def merge(self, state: dict[str, Any]) -> None:
         """Add the counts of another rank, from its `state`."""
         self._counts.merge(state)
         self._num_in_top += state["in_top"]
-        self._keep_worst(
-            [(loss, index, label, prediction) for loss, index, label, prediction in state["worst"]]
-        )
+        self._worst.add(state["worst"])
 
     def result(self) -> dict[str, float]:
         """Return `top1`, `top5` (for num_top=5), and `top1/NAME` for each class with samples; each from 0 to 1.
@@ -239,9 +235,3 @@ class Accuracy:
                 f"top-1 {num_correct / num_samples:.2%} is at chance level ({low:.2%} to {high:.2%})"
             ]
         return []
-
-    def _keep_worst(self, rows: list[tuple[float, int, int, int]]) -> None:
-        # Ties are broken by index, so that the choice does not depend on the distribution over ranks.
-        self._worst = sorted(self._worst + rows, key=lambda row: (-row[0], row[1]))[
-            : self._num_worst
-        ]
