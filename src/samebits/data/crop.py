@@ -164,4 +164,5 @@ def resized_shorter(pixels: ByteArray, shorter_px: int, middle_px: int = 0) -> T
 
 def center_square(image: Tensor, side_px: int) -> Tensor:
     """Crop (H, W, 3) bytes to (side, side, 3) as torchvision's CenterCrop does, padding smaller images with black."""
-    return center_crop(image.permute(2, 0, 1), [side_px, side_px]).permute(1, 2, 0)
+    square: Tensor = center_crop(image.permute(2, 0, 1), [side_px, side_px])
+    return square.permute(1, 2, 0)

@@ -324,7 +324,8 @@ def _write_card(
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     name = str(result.get("name", config.recipe))
-    is_classifier = "classes" in parts.metadata and parts.monitor[0] == "top1"
+    monitored = parts.monitor[0]
+    is_classifier = "classes" in parts.metadata and monitored == "top1"
     task = "image-classification" if is_classifier else "other"
     metrics = {
         printable(name): value for name, value in finite_numbers(result.get("metrics")).items()
@@ -336,19 +337,18 @@ def _write_card(
         pipeline_tag=task if is_classifier else None,
         tags=["samebits", config.recipe],
         model_name=name,
-        eval_results=[
+        eval_results=None
+        if monitored not in metrics
+        else [
             EvalResult(
                 task,
                 "own",
                 "validation set",
-                "accuracy" if key == "top1" else key,
-                value,
-                metric_name=key,
+                "accuracy" if monitored == "top1" else monitored,
+                metrics[monitored],
+                metric_name=monitored,
             )
-            for key, value in metrics.items()
-            if key == parts.monitor[0]
-        ]
-        or None,
+        ],
     )
     rows = {
         "network": network,
