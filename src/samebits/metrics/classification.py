@@ -91,17 +91,18 @@ def guess(labels: Tensor, answers: Tensor) -> Guess:
     return Guess(accuracy, math.sqrt(accuracy * (1 - accuracy) / num_samples))
 
 
-def is_guessing(labels: Tensor, answers: Tensor, num_correct: int) -> bool:
-    """Return whether an accuracy is within two standard deviations of answers that ignore the input.
+def chance_level(labels: Tensor, answers: Tensor, num_correct: int) -> tuple[float, float] | None:
+    """Return the accuracies of answers that ignore the input, if the accuracy is among them: two standard deviations.
 
-    With so few samples that a perfect classifier could not be distinguished from these, it is False. Counts are (C,).
+    With so few samples that a perfect classifier could not be distinguished from these, it is None. Counts are (C,).
     """
     num_samples = int(labels.sum())
     if num_samples < _MIN_SAMPLES:
-        return False
+        return None
     chance = guess(labels, answers)
-    highest = chance.accuracy + _STDS * chance.std
-    return num_correct / num_samples <= highest < 1
+    low = max(chance.accuracy - _STDS * chance.std, 0.0)
+    high = chance.accuracy + _STDS * chance.std
+    return (low, high) if num_correct / num_samples <= high < 1 else None
 
 
 def single_answer(labels: Tensor, answers: Tensor) -> int | None:
@@ -227,11 +228,10 @@ class Accuracy:
             own = int(labels[one]) / num_samples
             which = f"all {num_samples:,}" if share == 1 else f"{share:.2%} of the"
             return [f"{which} predictions are {name}, as {own:.2%} of the samples are"]
-        if is_guessing(labels, answers, num_correct):
-            chance = guess(labels, answers)
-            low = max(chance.accuracy - 2 * chance.std, 0.0)
-            high = chance.accuracy + 2 * chance.std
-            return [
-                f"top-1 {num_correct / num_samples:.2%} is at chance level ({low:.2%} to {high:.2%})"
-            ]
-        return []
+        chance = chance_level(labels, answers, num_correct)
+        if chance is None:
+            return []
+        low, high = chance
+        return [
+            f"top-1 {num_correct / num_samples:.2%} is at chance level ({low:.2%} to {high:.2%})"
+        ]
