@@ -157,9 +157,9 @@ class ImageFiles(Samples):
         labels = [label for label, name in enumerate(classes) for _ in files.get(name, [])]
         self._labels = torch.tensor(labels, dtype=torch.int64)
         self.files: Sequence[Path] = self._images.files(self._names)
-        self._augmentation: Augmentation | None = None
-        if train and augment is not None and augment.is_on:
-            self._augmentation = Augmentation(augment, len(classes))
+        self._augmentation = Augmentation(
+            augment if train and augment is not None else AugmentConfig(), len(classes)
+        )
         self._size_px = (config.train_px or config.size_px) if train else config.size_px
         self._normalize = Normalize(config, self._size_px)
 
@@ -185,8 +185,7 @@ class ImageFiles(Samples):
                     images[row] = resized(
                         pixels, box, self._size_px, self._size_px, mirrored=flips[row]
                     )
-                if self._augmentation is not None:
-                    self._augmentation.augment(images, keys.tolist())
+                self._augmentation.augment(images, keys.tolist())
             else:
                 for row, index in enumerate(indices.tolist()):
                     images[row] = center_crop(
@@ -201,10 +200,9 @@ class ImageFiles(Samples):
 
     def finish(self, batch: Batch) -> Batch:
         """Normalize on the device, and mix or erase: (N, 3, S, S) float32 in channels-last memory format."""
-        inputs = self._normalize(batch.inputs)
-        targets = batch.targets
-        if self._augmentation is not None:
-            inputs, targets = self._augmentation.augment_batch(inputs, targets)
+        inputs, targets = self._augmentation.augment_batch(
+            self._normalize(batch.inputs), batch.targets
+        )
         return dataclasses.replace(batch, inputs=inputs, targets=targets)
 
     def _random_crop(self, index: int, boxes: RandomBoxes, row: int) -> tuple[ByteArray, Box]:
