@@ -20,7 +20,7 @@ from samebits.data.images import MAX_FILE_BYTES, too_large
 from samebits.data.keyed import IntArray
 from samebits.data.sources.plain_text import to_utf8
 from samebits.errors import DataError
-from samebits.extras import pip_line
+from samebits.extras import require
 from samebits.plain_file import short_path
 from samebits.recipes.listing import read_list, some
 from samebits.recipes.text.alphabet import CodeArray, normalize_text, read_chars, text_of
@@ -117,13 +117,9 @@ def _environment(folder: Path) -> Any:
 @contextmanager
 def _reading(folder: Path) -> Iterator[None]:
     """Convert the errors of the library to errors for the user."""
-    try:
-        import lmdb
-    except ImportError:
-        raise DataError(
-            f"{folder} is a folder, and reading LMDB requires the package lmdb",
-            fix=f"Run {pip_line('lmdb')}.",
-        ) from None
+    require("lmdb", f"{folder} is a folder, and reading LMDB")
+    import lmdb
+
     try:
         yield
     except (lmdb.Error, OSError, ValueError) as error:
