@@ -122,22 +122,21 @@ def _check_places(
     people: Sequence[Mapping[str, Any]], images: Mapping[int, Mapping[str, Any]], path: Path
 ) -> None:
     """Check that keypoints are pixels of their images: no position would be learned from others."""
-    num_points = num_outside = num_fractions = 0
+    num_points = num_outside = 0
+    are_fractions = True
     where = ""
     for person in people:
         image = images[person["image_id"]]
-        points = person["keypoints"]
-        for x, y, visible in zip(points[::3], points[1::3], points[2::3], strict=True):
-            if visible > 0:
-                num_points += 1
-                num_fractions += 0 <= x <= 1 and 0 <= y <= 1
-                if not (-1 <= x <= image["width"] + 1 and -1 <= y <= image["height"] + 1):
-                    num_outside += 1
-                    where = (
-                        where
-                        or f"annotation {person['id']}: x={x:g}, y={y:g} in {image['width']}x{image['height']}"
-                    )
-    are_fractions = num_fractions == num_points
+        size = image["width"], image["height"]
+        points = np.array(person["keypoints"]).reshape(-1, 3)
+        points = points[points[:, 2] > 0, :2]
+        outside = points[((points < -1) | (points > np.add(size, 1))).any(axis=1)]
+        num_points += len(points)
+        num_outside += len(outside)
+        are_fractions &= bool(((points >= 0) & (points <= 1)).all())
+        if len(outside) and not where:
+            x, y = outside[0]
+            where = f"annotation {person['id']}: x={x:g}, y={y:g} in {size[0]}x{size[1]}"
     if num_points and (are_fractions or num_outside > _MAX_OUTSIDE * num_points):
         raise DataError(
             f"the keypoints in {path} are not in pixels of the images"
