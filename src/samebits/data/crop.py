@@ -94,15 +94,8 @@ def _try_box(
 def _widest_box(size: tuple[int, int], ratio: tuple[float, float]) -> Box:
     """Return the largest centered box of an allowed ratio, for images so long that no try was inside."""
     width, height = size
-    if width < ratio[0] * height:
-        box_width = width
-        box_height = max(1, min(height, round(width / ratio[0])))
-    elif width > ratio[1] * height:
-        box_width = max(1, min(width, round(height * ratio[1])))
-        box_height = height
-    else:
-        box_width = width
-        box_height = height
+    box_width = max(1, min(width, round(height * ratio[1])))
+    box_height = max(1, min(height, round(width / ratio[0])))
     return Box((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
 
 
