@@ -12,7 +12,6 @@ import hashlib
 import importlib
 import importlib.util
 import json
-import os
 import pkgutil
 import re
 import shlex
@@ -34,7 +33,7 @@ from samebits.extras import extra_with, pip_line, require_recipe
 from samebits.host_memory import without_collections
 from samebits.plain_file import open_plain, short_path
 from samebits.recipes.listing import nearest_fix
-from samebits.recipes.trust import MAX_RECIPE_BYTES, check_trusted, read_recipe
+from samebits.recipes.trust import check_trusted, read_recipe
 
 if TYPE_CHECKING:
     from samebits.engine.parts import Parts
@@ -44,10 +43,9 @@ if TYPE_CHECKING:
 
 
 def check_file(path: Path) -> None:
-    """Check that a path is a regular file of a plausible size."""
+    """Check that a path is a regular file. Its size is checked when it is read."""
     try:
-        with open_plain(path) as file:
-            num_bytes = os.fstat(file.fileno()).st_size
+        open_plain(path).close()
     except (FileNotFoundError, NotADirectoryError):
         beside = [file.name for file in path.parent.glob(f"*{path.suffix}")]
         near = difflib.get_close_matches(path.name, beside, n=1)
@@ -62,12 +60,6 @@ def check_file(path: Path) -> None:
         raise cannot_read(
             ConfigError, ascii(short_path(path)), error, "Use another file."
         ) from None
-    if num_bytes > MAX_RECIPE_BYTES:
-        raise ConfigError(
-            f"{short_path(path)} has {num_bytes:,} bytes, too many for settings or a recipe",
-            allowed=f"at most {MAX_RECIPE_BYTES:,} bytes",
-            fix="Check the path.",
-        )
 
 
 def expand_user(text: str) -> Path:
