@@ -70,7 +70,7 @@ class Alone:
 
 
 def members_of(groups: IntArray) -> list[IntArray]:
-    """Return the samples of each group, ascending, without empty groups. `groups`: (N,) group of each sample, from 0."""
+    """Return the samples of each group, ascending, without empty groups. `groups`: (N,) groups, from 0."""
     # Stable: NumPy's other methods may order equal values differently on another processor.
     members = np.argsort(groups, kind="stable")
     return np.split(members, np.flatnonzero(np.diff(groups[members])) + 1)
@@ -85,7 +85,7 @@ class Groups:
         self.leaves_per_step = num_micro_batches(global_batch, micro_batch)
         most = global_batch // self.leaves_per_step
         self.members = members_of(groups)  #: (N,) samples of each group.
-        #: (group, first, last) of each micro-batch of an epoch: positions [first, last) of the group's own random order.
+        #: (group, first, last) of each micro-batch of an epoch: positions [first, last) of the group's random order.
         self.leaves = list[tuple[int, int, int]]()
         for group, members in enumerate(self.members):
             num_leaves = num_micro_batches(len(members), most)

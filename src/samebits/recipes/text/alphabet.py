@@ -4,6 +4,7 @@ Whole label files are encoded and whole batches are decoded at once, as arrays o
 """
 
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -50,15 +51,15 @@ class Alphabet:
                 allowed=f"at most {MAX_CHARACTERS:,}",
                 fix="Check that the file contains characters and not text.",
             )
-        seen: set[str] = set()
-        for index, character in enumerate(characters):
-            if character in seen:
-                raise DataError(
-                    f"the alphabet has {show_character(character)} twice",
-                    where=f"characters {characters.index(character) + 1:,} and {index + 1:,}",
-                    fix="Delete one of them.",
-                )
-            seen.add(character)
+        [(character, count)] = Counter(characters).most_common(1)
+        if count > 1:
+            first = characters.index(character)
+            second = characters.index(character, first + 1)
+            raise DataError(
+                f"the alphabet has {show_character(character)} twice",
+                where=f"characters {first + 1:,} and {second + 1:,}",
+                fix="Delete one of them.",
+            )
         self.characters = characters
         self._codes = codes_of(characters)
         self._sorted = np.argsort(self._codes, kind="stable")

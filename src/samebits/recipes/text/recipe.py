@@ -272,7 +272,6 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         if len(widths) == 1
         else f"{len(widths)} widths from {widths[0]} to {widths[-1]}"
     )
-    seen = "".join(sign for sign in alphabet.characters[:20] if escape_invisible(sign) == sign)
     unseen = [text for sign in alphabet.characters if (text := escape_invisible(sign)) != sign]
     named = f"; invisible: {' '.join(unseen[:20])}" if unseen else ""
     tiles = partial(_tiles, data=config.data, alphabet=alphabet)
@@ -305,7 +304,8 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
             "data": f"images of text lines, {shown} x {HEIGHT_PX} px",
             "model": config.model.name,
             "frozen": frozen_row(model, weights=config.model.weights),
-            "alphabet": f"{len(alphabet):,} characters: {seen}{' ...' * (len(alphabet) > 20)}{named}",
+            "alphabet": f"{len(alphabet):,} characters: {escape_invisible(alphabet.characters[:20])}"
+            f"{' ...' * (len(alphabet) > 20)}{named}",
             "left out": dataset_info.get("left_out", ""),
             **dataset_info.get("warnings", {}),
             "labels": dataset_info.get("padded", ""),
