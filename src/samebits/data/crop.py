@@ -4,7 +4,6 @@ Legend: N images, H and W their height and width. Boxes are in whole pixels of t
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -64,39 +63,22 @@ class RandomBoxes:
 
     def box(self, index: int, size: tuple[int, int]) -> Box:
         """Return the box of the image at `index` of the N, from its (width, height) in pixels."""
-        numbers = self._numbers[index]
+        width, height = size
         for start in range(0, 4 * _NUM_TRIES, 4):
-            box = _try_box(size, numbers[start : start + 4], self._area, self._shape)
-            if box is not None:
-                return box
-        return _widest_box(size, self._ratio)
-
-
-def _try_box(
-    size: tuple[int, int],
-    numbers: Sequence[float],
-    area: tuple[float, float],
-    log_ratio: tuple[float, float],
-) -> Box | None:
-    width, height = size
-    target = width * height * (area[0] + (area[1] - area[0]) * numbers[0])
-    shape = floats.exp(log_ratio[0] + (log_ratio[1] - log_ratio[0]) * numbers[1])
-    box_width = round(math.sqrt(target * shape))
-    box_height = round(math.sqrt(target / shape))
-    if not (0 < box_width <= width and 0 < box_height <= height):
-        return None
-    # + 1: a box may also end at the image's border.
-    top = int((height - box_height + 1) * numbers[2])
-    left = int((width - box_width + 1) * numbers[3])
-    return Box(left, top, box_width, box_height)
-
-
-def _widest_box(size: tuple[int, int], ratio: tuple[float, float]) -> Box:
-    """Return the largest centered box of an allowed ratio, for images so long that no try was inside."""
-    width, height = size
-    box_width = max(1, min(width, round(height * ratio[1])))
-    box_height = max(1, min(height, round(width / ratio[0])))
-    return Box((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
+            share, shape, down, right = self._numbers[index][start : start + 4]
+            area = width * height * (self._area[0] + (self._area[1] - self._area[0]) * share)
+            ratio = floats.exp(self._shape[0] + (self._shape[1] - self._shape[0]) * shape)
+            box_width = round(math.sqrt(area * ratio))
+            box_height = round(math.sqrt(area / ratio))
+            if 0 < box_width <= width and 0 < box_height <= height:
+                # + 1: a box may also end at the image's border.
+                top = int((height - box_height + 1) * down)
+                left = int((width - box_width + 1) * right)
+                return Box(left, top, box_width, box_height)
+        # The largest centered box of an allowed ratio, for images so long that no try was inside.
+        box_width = max(1, min(width, round(height * self._ratio[1])))
+        box_height = max(1, min(height, round(width / self._ratio[0])))
+        return Box((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
 
 
 def fitting_scale(shorter_px: int, target_px: int, *, margin: float) -> int:
