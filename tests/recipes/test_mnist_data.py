@@ -107,7 +107,7 @@ def test_a_folder_without_the_files_is_reported(tmp_path: Path) -> None:
     assert f"{tmp_path} contains no {IMAGES}" in text
     assert "data.root" in text
     (tmp_path / "file").write_text("")
-    assert "is a file" in _fault(DataConfig(root=tmp_path / "file", download=False))
+    assert "file can't be read: Not a directory" in _fault(DataConfig(root=tmp_path / "file", download=False))
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert f"the data folder {tmp_path}/loop can't be read" in _fault(DataConfig(root=tmp_path / "loop"))
 

@@ -6,6 +6,7 @@ Legend: N images, H and W their height and width.
 import gzip
 import io
 import math
+import os
 import struct
 import zlib
 from dataclasses import dataclass
@@ -252,30 +253,22 @@ def _find(config: DataConfig, name: str) -> Path:
     """Find a file in the data folder, plain or packed; download it if there is none."""
     root = config.root.expanduser()
     folders = (root, root / "MNIST" / "raw")
+    # Some sites pack the files with a dot in their names.
+    wanted = [each + ending for each in (name, name.replace("-idx", ".idx")) for ending in ENDINGS]
     for folder in folders:
-        # Some sites pack the files with a dot in their names.
-        for file in (
-            each + ending for each in (name, name.replace("-idx", ".idx")) for ending in ENDINGS
-        ):
-            path = folder / file
-            try:
-                # stat, not exists: exists() is also False in a folder that may not be entered.
-                path.stat()
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError as error:
-                raise DataError(
-                    f"the data folder {folder} can't be read: {error.strerror}",
-                    given=f"data.root={config.root}",
-                    fix="Make the folder readable, or set another data.root.",
-                ) from error
-            return path
-    if root.exists() and not root.is_dir():
-        raise DataError(
-            f"the data folder {root} is a file",
-            given=f"data.root={config.root}",
-            fix="Set data.root to a folder.",
-        )
+        try:
+            there = os.listdir(folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise DataError(
+                f"the data folder {folder} can't be read: {error.strerror}",
+                given=f"data.root={config.root}",
+                fix="Make the folder readable, or set another data.root.",
+            ) from error
+        found = [file for file in wanted if file in there]
+        if found:
+            return folder / found[0]
     if not config.download:
         raise DataError(
             f"{root} contains no {name}",
