@@ -112,21 +112,20 @@ def read_annotations(path: Path, skeleton: Skeleton) -> COCO:
             allowed="a number of pixels, as in other annotations",
             fix=FIX,
         )
-    _check_places(people, {image["id"]: image for image in content["images"]}, path)
-    return index_coco(
+    coco = index_coco(
         {**content, "annotations": [{**person, "category_id": category} for person in people]}
     )
+    _check_places(coco, path)
+    return coco
 
 
-def _check_places(
-    people: Sequence[Mapping[str, Any]], images: Mapping[int, Mapping[str, Any]], path: Path
-) -> None:
+def _check_places(coco: COCO, path: Path) -> None:
     """Check that keypoints are pixels of their images: no position would be learned from others."""
     num_points = num_outside = 0
     are_fractions = True
     where = ""
-    for person in people:
-        image = images[person["image_id"]]
+    for person in coco.anns.values():
+        image = coco.imgs[person["image_id"]]
         size = image["width"], image["height"]
         points = np.array(person["keypoints"]).reshape(-1, 3)
         points = points[points[:, 2] > 0, :2]

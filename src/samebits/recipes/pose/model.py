@@ -164,7 +164,7 @@ class PyramidPose(nn.Module):
         super().__init__()
         width = config.width
         num_maps = 2 * num_joints  # heatmaps and tags
-        self.pyramid = Pyramid(config.name.removeprefix("timm/"), width)
+        self.pyramid = Pyramid(config.name, width)
         self.coarse = nn.Conv2d(width, num_maps, 1)
         self.finer = _double(width + num_maps, width)
         self.fine = nn.Conv2d(width, num_joints, 1)

@@ -116,19 +116,17 @@ class PyramidSegmenter(nn.Module):
 
 def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
     """Build and initialize a network on the CPU: (N, 3, H, W) -> (N, C, H, W) logits."""
-    model = _build(config, num_classes)
+    model: nn.Module
+    if config.is_timm:
+        model = PyramidSegmenter(config.name, config.width, num_classes)
+    elif config.name == "unet":
+        model = UNet(config.width, num_classes)
+    else:
+        build = getattr(zoo, config.name)
+        # Without these arguments, torchvision downloads weights of the backbone.
+        model = OnlyLogits(build(weights=None, weights_backbone=None, num_classes=num_classes))
     freeze_parts(model, config.freeze)
     return model
-
-
-def _build(config: ModelConfig, num_classes: int) -> nn.Module:
-    if config.is_timm:
-        return PyramidSegmenter(config.name.removeprefix("timm/"), config.width, num_classes)
-    if config.name == "unet":
-        return UNet(config.width, num_classes)
-    build = getattr(zoo, config.name)
-    # Without these arguments, torchvision downloads weights of the backbone.
-    return OnlyLogits(build(weights=None, weights_backbone=None, num_classes=num_classes))
 
 
 # The training loss: cross-entropy and the Dice loss, both without ignored pixels.
