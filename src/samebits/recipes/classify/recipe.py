@@ -13,7 +13,6 @@ from PIL import Image
 from torch import Tensor
 
 from samebits.data.images import read_rgb
-from samebits.data.keyed import IntArray
 from samebits.data.samples import Batch, Samples
 from samebits.engine.parts import Parts
 from samebits.errors import printable
@@ -80,25 +79,18 @@ def draw_evaluation(
     if "confusion" in state:
         matrix = np.array(state["confusion"], np.int64)
         table = np.column_stack([matrix.sum(1), matrix.diagonal(), matrix])
-        _write_counts(
-            table, [f"predicted {name}" for name in classes], classes, folder / "confusion.csv"
-        )
+        columns = [f"predicted {name}" for name in classes]
     else:
         table = np.column_stack([state["samples"], state["correct"]])
-        _write_counts(table, [], classes, folder / "confusion.csv")
-    draw_classes(
-        metric, samples, folder, classes=classes, tiles=lambda batch: tiles(batch, classes)
-    )
-
-
-def _write_counts(
-    table: IntArray, columns: Sequence[str], classes: Sequence[str], path: Path
-) -> None:
+        columns = []
     text = io.StringIO(newline="")
     rows = csv.writer(text)
     rows.writerow(["ground truth", "samples", "correct", *map(_cell, columns)])
     rows.writerows([_cell(name), *row] for name, row in zip(classes, table.tolist(), strict=True))
-    write_atomically(path, text.getvalue().encode())
+    write_atomically(folder / "confusion.csv", text.getvalue().encode())
+    draw_classes(
+        metric, samples, folder, classes=classes, tiles=lambda batch: tiles(batch, classes)
+    )
 
 
 def _cell(name: str) -> str:
