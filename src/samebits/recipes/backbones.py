@@ -47,12 +47,16 @@ FINEST = 4  # stride of the merged feature map
 class Backbone(nn.Module):
     """A network of timm as feature maps of decreasing resolution. Its tensors have timm's names, below `net`.
 
+    Args:
+        name: Name of a network in timm, with or without `timm/`.
+
     Raises:
         ConfigError: timm is not installed, or it has no such network, or the network gives no feature maps.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__()
+        name = name.removeprefix("timm/")
         check_timm(name)
         self.net: Any = _create(name)
         if not hasattr(self.net, "forward_intermediates"):
@@ -82,7 +86,7 @@ class Pyramid(nn.Module):
     "Panoptic Feature Pyramid Networks", CVPR 2019.
 
     Args:
-        name: Name of a network in timm.
+        name: As of `Backbone`.
         width: Channels of the merged map.
     """
 

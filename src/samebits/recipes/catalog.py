@@ -181,19 +181,15 @@ class RecipeSpec:
         )
         return info
 
-    def build(self, config: RunConfig, dataset_info: Mapping[str, Any] | None = None) -> Parts:
+    def build(self, config: RunConfig, dataset_info: Mapping[str, Any]) -> Parts:
         """Build the parts of the recipe. Imports the recipe, and torch with it.
 
         Args:
-            dataset_info: What the run stores. None: the recipe reads it from the dataset.
+            dataset_info: What the run stores.
         """
         module = self.load_module()
-        if not hasattr(module, "dataset_info"):
-            parts: Parts = module.build(config)
-        else:
-            parts = module.build(
-                config, self.dataset_info(config) if dataset_info is None else dataset_info
-            )
+        takes_info = hasattr(module, "dataset_info")
+        parts: Parts = module.build(config, dataset_info) if takes_info else module.build(config)
         return parts
 
     def load_module(self) -> ModuleType:

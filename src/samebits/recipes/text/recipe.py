@@ -216,7 +216,7 @@ class LineFeatures(nn.Module):
 def build_model(config: ModelConfig, num_classes: int) -> Reader:
     """Build the network of the settings, on the CPU."""
     if config.is_timm:
-        features = LineFeatures(config.name.removeprefix("timm/"), config.width)
+        features = LineFeatures(config.name, config.width)
         return Reader(features, BidirectionalLSTM(config.width, config.num_hidden, num_classes))
     kind = {"crnn": crnn, "fast": fast}[config.name]
     return kind(num_classes, config.width, config.num_hidden)
