@@ -65,7 +65,7 @@ class Batch:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a nested value with changed tensors: in dicts, lists, tuples, named tuples and data classes."""
+    """Return a nested value with changed tensors of any shape: in dicts, lists, tuples and data classes."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):

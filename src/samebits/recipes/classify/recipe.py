@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from samebits.data.images import read_rgb
+from samebits.data.keyed import IntArray
 from samebits.data.samples import Batch, Samples
 from samebits.engine.parts import Parts
 from samebits.errors import printable
@@ -83,14 +84,20 @@ def draw_evaluation(
     else:
         table = np.column_stack([state["samples"], state["correct"]])
         columns = []
+    _write_counts(table, columns, classes, folder / "confusion.csv")
+    draw_classes(
+        metric, samples, folder, classes=classes, tiles=lambda batch: tiles(batch, classes)
+    )
+
+
+def _write_counts(
+    table: IntArray, columns: Sequence[str], classes: Sequence[str], path: Path
+) -> None:
     text = io.StringIO(newline="")
     rows = csv.writer(text)
     rows.writerow(["ground truth", "samples", "correct", *map(_cell, columns)])
     rows.writerows([_cell(name), *row] for name, row in zip(classes, table.tolist(), strict=True))
-    write_atomically(folder / "confusion.csv", text.getvalue().encode())
-    draw_classes(
-        metric, samples, folder, classes=classes, tiles=lambda batch: tiles(batch, classes)
-    )
+    write_atomically(path, text.getvalue().encode())
 
 
 def _cell(name: str) -> str:
