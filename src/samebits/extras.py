@@ -18,6 +18,7 @@ EXTRAS = {
     "lmdb": ("lmdb",),
     "notebook": ("ipykernel", "pandas"),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "parquet": ("pyarrow",),
     "pose": ("cv2", "faster_coco_eval", "scipy", "simplejpeg"),
     "segment": ("cv2", "faster_coco_eval", "simplejpeg", "torchvision"),
     "sign": ("cryptography", "securesystemslib"),

@@ -124,7 +124,7 @@ def _facts(classes: list[str]) -> dict[str, Any]:
 
 def test_without_timm_its_networks_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)  # as Python has it for what can't be imported
-    with pytest.raises(ConfigError, match="timm/resnet10t requires timm, which is not installed"):
+    with pytest.raises(ConfigError, match="timm/resnet10t needs timm, which is not installed"):
         build_model(ModelConfig(name="timm/resnet10t"), 5)
 
 

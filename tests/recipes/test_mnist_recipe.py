@@ -80,7 +80,7 @@ CUT = {
 }
 FAULTS: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     **CUT,
-    "empty": (IMAGES, lambda content: b"", "{path} is empty"),
+    "empty": (IMAGES, lambda content: b"", "{path} is truncated: 0 bytes"),
     "too long": (IMAGES, lambda content: content + b"x", "is too long"),
     "wrong magic": (IMAGES, lambda content: b"\x89PNG and so on, for a while", "first bytes 89 50 4e 47"),
     "labels in place of images": (IMAGES, lambda content: _idx(np.zeros(5, np.uint8)), "images and labels are swapped"),
@@ -115,7 +115,7 @@ def test_a_folder_without_the_files_is_reported(tmp_path: Path) -> None:
     assert f"{tmp_path} contains no {IMAGES}" in text
     assert "data.root" in text
     (tmp_path / "file").write_text("")
-    assert "is a file" in _fault(DataConfig(root=tmp_path / "file", download=False))
+    assert "file can't be read: Not a directory" in _fault(DataConfig(root=tmp_path / "file", download=False))
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert f"the data folder {tmp_path}/loop can't be read" in _fault(DataConfig(root=tmp_path / "loop"))
 

@@ -15,7 +15,7 @@ from PIL import Image
 from samebits.data.images import EncodedImage
 from samebits.data.keyed import keys
 from samebits.data.loader import Loader
-from samebits.errors import DataError, SamebitsError
+from samebits.errors import ConfigError, DataError, SamebitsError
 from samebits.recipes.text.alphabet import Alphabet, read_alphabet
 from samebits.recipes.text.config import Config, DataConfig
 from samebits.recipes.text.files import choose, find_alphabet
@@ -380,7 +380,7 @@ def test_a_folder_that_is_no_lmdb_set_is_refused(tmp_path: Path) -> None:
 
 def test_without_the_package_lmdb_the_fix_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "lmdb", None)
-    with pytest.raises(DataError) as error:
+    with pytest.raises(ConfigError) as error:
         find_alphabet(DataConfig(train=str(tmp_path), eval=str(tmp_path)))
     assert error.value.slots["fix"] == 'Run pip install "samebits[lmdb]".'
 

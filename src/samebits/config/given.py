@@ -54,9 +54,9 @@ def _text(key: str, value: Any) -> str:
     )
 
 
-def check_exists(setting: str, path: Path | None) -> None:
+def check_exists(setting: str, path: str | Path | None) -> None:
     """Check that the file or folder of a setting, such as data.root, exists, if one is set."""
-    if path is not None and not os.path.exists(path.expanduser()):
+    if path is not None and not os.path.exists(Path(path).expanduser()):
         raise DataError(
             f"{setting} is {str(path)!r}, which does not exist",
             where=socket.gethostname(),

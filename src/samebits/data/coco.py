@@ -16,6 +16,7 @@ from pydantic import (
     BaseModel,
     Field,
     PlainValidator,
+    TypeAdapter,
     ValidationError,
     ValidationInfo,
 )
@@ -52,32 +53,29 @@ def _inside(name: str) -> str:
     return name
 
 
+_Outline = Annotated[
+    list[Annotated[float, Field(strict=True, gt=-1e15, lt=1e15)]], Field(strict=True, min_length=6)
+]
+_Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 31)]
+
+
+class _Runs(BaseModel):
+    size: Annotated[list[Any], Field(strict=True, min_length=2, max_length=2)]
+    counts: Annotated[list[_Count], Field(strict=True)] | Annotated[str, Field(strict=True)]
+
+
+_REGION = TypeAdapter[Any](Annotated[list[_Outline], Field(strict=True, min_length=1)] | _Runs)
+
+
 def check_region(value: Any) -> Any:
     """Check the form of a region: polygons, or run lengths."""
-    if isinstance(value, dict):
-        size = value.get("size")
-        counts = value.get("counts")
-        # type() instead of isinstance, for which True is an int.
-        is_list = isinstance(counts, list) and all(
-            type(count) is int and 0 <= count < 1 << 31 for count in counts
-        )
-        is_good = isinstance(size, list) and len(size) == 2 and (is_list or isinstance(counts, str))
-    else:
-        is_good = isinstance(value, list) and bool(value) and all(map(_is_outline, value))
-    if not is_good:
+    try:
+        _REGION.validate_python(value)
+    except ValidationError:
         raise ValueError(
             "polygons of at least three points, of finite numbers, or run lengths with size and counts"
-        )
+        ) from None
     return value
-
-
-def _is_outline(value: Any) -> bool:
-    numbers = (
-        isinstance(value, list)
-        and len(value) >= 6
-        and all(type(each) in (int, float) for each in value)
-    )
-    return numbers and all(-1e15 < each < 1e15 for each in value)
 
 
 def _in_file(value: int, info: ValidationInfo) -> int:

@@ -4,13 +4,13 @@ Legend: N images, H and W their height and width. Boxes are in whole pixels of t
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torchvision.transforms.v2.functional import center_crop
 
 from samebits.data.images import SCALES, ByteArray
 from samebits.data.keyed import KeyArray, uniforms
@@ -63,46 +63,22 @@ class RandomBoxes:
 
     def box(self, index: int, size: tuple[int, int]) -> Box:
         """Return the box of the image at `index` of the N, from its (width, height) in pixels."""
-        numbers = self._numbers[index]
+        width, height = size
         for start in range(0, 4 * _NUM_TRIES, 4):
-            box = _try_box(size, numbers[start : start + 4], self._area, self._shape)
-            if box is not None:
-                return box
-        return _widest_box(size, self._ratio)
-
-
-def _try_box(
-    size: tuple[int, int],
-    numbers: Sequence[float],
-    area: tuple[float, float],
-    log_ratio: tuple[float, float],
-) -> Box | None:
-    width, height = size
-    target = width * height * (area[0] + (area[1] - area[0]) * numbers[0])
-    shape = floats.exp(log_ratio[0] + (log_ratio[1] - log_ratio[0]) * numbers[1])
-    box_width = round(math.sqrt(target * shape))
-    box_height = round(math.sqrt(target / shape))
-    if not (0 < box_width <= width and 0 < box_height <= height):
-        return None
-    # + 1: a box may also end at the image's border.
-    top = int((height - box_height + 1) * numbers[2])
-    left = int((width - box_width + 1) * numbers[3])
-    return Box(left, top, box_width, box_height)
-
-
-def _widest_box(size: tuple[int, int], ratio: tuple[float, float]) -> Box:
-    """Return the largest centered box of an allowed ratio, for images so long that no try was inside."""
-    width, height = size
-    if width < ratio[0] * height:
-        box_width = width
-        box_height = max(1, min(height, round(width / ratio[0])))
-    elif width > ratio[1] * height:
-        box_width = max(1, min(width, round(height * ratio[1])))
-        box_height = height
-    else:
-        box_width = width
-        box_height = height
-    return Box((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
+            share, shape, down, right = self._numbers[index][start : start + 4]
+            area = width * height * (self._area[0] + (self._area[1] - self._area[0]) * share)
+            ratio = floats.exp(self._shape[0] + (self._shape[1] - self._shape[0]) * shape)
+            box_width = round(math.sqrt(area * ratio))
+            box_height = round(math.sqrt(area / ratio))
+            if 0 < box_width <= width and 0 < box_height <= height:
+                # + 1: a box may also end at the image's border.
+                top = int((height - box_height + 1) * down)
+                left = int((width - box_width + 1) * right)
+                return Box(left, top, box_width, box_height)
+        # The largest centered box of an allowed ratio, for images so long that no try was inside.
+        box_width = max(1, min(width, round(height * self._ratio[1])))
+        box_height = max(1, min(height, round(width / self._ratio[0])))
+        return Box((width - box_width) // 2, (height - box_height) // 2, box_width, box_height)
 
 
 def fitting_scale(shorter_px: int, target_px: int, *, margin: float) -> int:
@@ -110,7 +86,9 @@ def fitting_scale(shorter_px: int, target_px: int, *, margin: float) -> int:
     return next(scale for scale in SCALES if scale == 1 or shorter_px >= scale * target_px * margin)
 
 
-def resized(pixels: ByteArray, box: Box | None, height: int, width: int) -> Tensor:
+def resized(
+    pixels: ByteArray, box: Box | None, height: int, width: int, *, mirrored: bool = False
+) -> Tensor:
     """Resize an image or a box of it: bilinear, antialiased, in integers.
 
     Args:
@@ -118,50 +96,22 @@ def resized(pixels: ByteArray, box: Box | None, height: int, width: int) -> Tens
         box: The box; None for the whole image.
         height: Height of the result, pixels.
         width: Width of the result, pixels.
+        mirrored: Whether to flip horizontally. The box is flipped before resizing, since it is copied in any case.
 
     Returns:
         (height, width, 3) bytes.
     """
+    if box is not None:
+        pixels = pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+    if mirrored:
+        pixels = cv2.flip(pixels, 1).view(np.uint8)
+    # torch would copy a strided box too, and more slowly than numpy.
+    image = torch.from_numpy(np.ascontiguousarray(pixels))
+    # The batch dimension is added before permuting: torch then recognizes channels_last, which has a fast uint8 kernel.
     result = F.interpolate(
-        _as_image(_part(pixels, box)), (height, width), mode="bilinear", antialias=True
+        image.unsqueeze(0).permute(0, 3, 1, 2), (height, width), mode="bilinear", antialias=True
     )
     return result.permute(0, 2, 3, 1)[0]
-
-
-def resize_into(out: Tensor, pixels: ByteArray, box: Box, *, mirrored: bool) -> None:
-    """Resize a box as `resized` does, and write the result into `out` without a copy.
-
-    Args:
-        out: (height, width, 3) bytes, to be overwritten.
-        pixels: (H, W, 3) bytes.
-        mirrored: Whether to flip horizontally. The box is flipped before resizing, since it is copied in any case.
-    """
-    part = _part(pixels, box)
-    if mirrored:
-        part = cv2.flip(part, 1).view(np.uint8)
-    size = out.shape[:2]
-    # The operator behind F.interpolate, which has no `out` parameter.
-    torch.ops.aten._upsample_bilinear2d_aa.out(
-        _as_image(part), size, False, None, None, out=_channels_first(out)
-    )
-
-
-def _part(pixels: ByteArray, box: Box | None) -> ByteArray:
-    return (
-        pixels
-        if box is None
-        else pixels[box.top : box.top + box.height, box.left : box.left + box.width]
-    )
-
-
-def _as_image(pixels: ByteArray) -> Tensor:
-    # torch would copy a strided box too, and more slowly than numpy.
-    return _channels_first(torch.from_numpy(np.ascontiguousarray(pixels)))
-
-
-def _channels_first(image: Tensor) -> Tensor:
-    # The batch dimension is added before permuting: torch then recognizes channels_last, which has a fast uint8 kernel.
-    return image.unsqueeze(0).permute(0, 3, 1, 2)
 
 
 def resized_shorter(pixels: ByteArray, shorter_px: int, middle_px: int = 0) -> Tensor:
@@ -189,12 +139,5 @@ def resized_shorter(pixels: ByteArray, shorter_px: int, middle_px: int = 0) -> T
 
 def center_square(image: Tensor, side_px: int) -> Tensor:
     """Crop (H, W, 3) bytes to (side, side, 3) as torchvision's CenterCrop does, padding smaller images with black."""
-    height, width = image.shape[:2]
-    if height < side_px or width < side_px:
-        down = max(0, side_px - height)
-        right = max(0, side_px - width)
-        image = F.pad(image, (0, 0, right // 2, right - right // 2, down // 2, down - down // 2))
-        height, width = image.shape[:2]
-    top = round((height - side_px) / 2)
-    left = round((width - side_px) / 2)
-    return image[top : top + side_px, left : left + side_px]
+    square: Tensor = center_crop(image.permute(2, 0, 1), [side_px, side_px])
+    return square.permute(1, 2, 0)

@@ -69,6 +69,13 @@ class Alone:
 # torchtext's BucketIterator.)
 
 
+def members_of(groups: IntArray) -> list[IntArray]:
+    """Return the samples of each group, ascending, without empty groups. `groups`: (N,) groups, from 0."""
+    # Stable: NumPy's other methods may order equal values differently on another processor.
+    members = np.argsort(groups, kind="stable")
+    return np.split(members, np.flatnonzero(np.diff(groups[members])) + 1)
+
+
 class Groups:
     """The micro-batches of an epoch of grouped samples. `groups`: (N,) group of each sample, from 0."""
 
@@ -77,44 +84,19 @@ class Groups:
         #: Micro-batches of a step; the last step of an epoch has the rest.
         self.leaves_per_step = num_micro_batches(global_batch, micro_batch)
         most = global_batch // self.leaves_per_step
-        # Stable: NumPy's other methods may order equal values differently on another processor.
-        self._members = np.argsort(groups, kind="stable")
-        counts = np.bincount(groups)
-        counts = counts[counts > 0]
-        self._ends = np.cumsum(counts)
-        self._starts = self._ends - counts
-        self._leaf_counts = -(-counts // most)
-        self._leaf_ends = np.cumsum(self._leaf_counts)
-        self.num_leaves = int(self._leaf_ends[-1])  #: Micro-batches of an epoch.
+        self.members = members_of(groups)  #: (N,) samples of each group.
+        #: (group, first, last) of each micro-batch of an epoch: positions [first, last) of the group's random order.
+        self.leaves = list[tuple[int, int, int]]()
+        for group, members in enumerate(self.members):
+            num_leaves = num_micro_batches(len(members), most)
+            self.leaves += [
+                (group, *part(0, len(members), num_leaves, index)) for index in range(num_leaves)
+            ]
 
     @property
     def num_steps(self) -> int:
         """Steps of an epoch."""
-        return -(-self.num_leaves // self.leaves_per_step)
-
-    def positions_of_step(self, step: int) -> IntArray:
-        """Return the positions of a step's micro-batches in the epoch's order of micro-batches, (leaves_per_step,)."""
-        start = step * self.leaves_per_step
-        return np.arange(start, min(start + self.leaves_per_step, self.num_leaves))
-
-    def leaf(self, number: int) -> tuple[int, int, int]:
-        """Return (group, first, last) of a micro-batch: positions [first, last) of the group's own random order.
-
-        Groups are numbered without empty ones.
-        """
-        group = int(np.searchsorted(self._leaf_ends, number, side="right"))
-        num_leaves = int(self._leaf_counts[group])
-        index = number - (int(self._leaf_ends[group]) - num_leaves)
-        return group, *part(0, self.size(group), num_leaves, index)
-
-    def size(self, group: int) -> int:
-        """Return the number of samples of a group."""
-        return int(self._ends[group] - self._starts[group])
-
-    def samples(self, group: int, positions: IntArray) -> IntArray:
-        """Return the indices of samples, (N,), by their positions in the group, (N,)."""
-        samples: IntArray = self._members[self._starts[group] + positions]
-        return samples
+        return num_micro_batches(len(self.leaves), self.leaves_per_step)
 
 
 class Batches:
@@ -125,12 +107,9 @@ class Batches:
         self._batch_size = batch_size
         self._cuts: list[IntArray] | None = None
         if groups is not None:
-            # Stable, as in `Groups`: the order has to be equal on every machine.
-            members = np.argsort(groups, kind="stable")
-            parts = np.split(members, np.flatnonzero(np.diff(groups[members])) + 1)
             self._cuts = [
                 each[start : start + batch_size]
-                for each in parts
+                for each in members_of(groups)
                 for start in range(0, len(each), batch_size)
             ]
 

@@ -195,10 +195,11 @@ def too_large(name: Path | str, num_bytes: int) -> DataError:
 
 def not_an_image(name: Path | str, content: bytes) -> DataError:
     """Make the error for a file that is not an image."""
-    fix = "Replace the file, or remove it from the dataset."
-    if not content:
-        return DataError(f"{name} is empty", allowed=FORMATS_TEXT, fix=fix)
-    return DataError(f"{name} is not an image", allowed=FORMATS_TEXT, fix=fix)
+    return DataError(
+        f"{name} is {'not an image' if content else 'empty'}",
+        allowed=FORMATS_TEXT,
+        fix="Replace the file, or remove it from the dataset.",
+    )
 
 
 def unscaled(name: Path | str) -> DataError:

@@ -5,8 +5,6 @@ that draws it; JAX's random keys work in the same way. The mixing function is th
 and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014), a bijection of 64-bit integers.
 """
 
-from functools import lru_cache
-
 import numpy as np
 import numpy.typing as npt
 
@@ -62,17 +60,12 @@ def keys(seed: int, epoch: int, indices: IntArray) -> KeyArray:
 
 def uniform(keys: KeyArray, column: int) -> npt.NDArray[np.float64]:
     """Return one uniform number in [0, 1) for each key, (N,). Different columns, from 0, are independent."""
-    values = mix_array(keys ^ np.uint64(mix(column)))
-    # 53 bits: as many as a float64 holds exactly, so the largest result is still below 1.
-    return (values >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return uniforms(keys, range(column, column + 1))[:, 0]
 
 
 def uniforms(keys: KeyArray, columns: range) -> npt.NDArray[np.float64]:
     """Return `uniform` for several columns, (N, C)."""
-    values = mix_array(keys[:, None] ^ _mixed(columns))
+    mixed = np.array([mix(column) for column in columns], np.uint64)
+    values = mix_array(keys[:, None] ^ mixed)
+    # 53 bits: as many as a float64 holds exactly, so the largest result is still below 1.
     return (values >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-@lru_cache(maxsize=16)
-def _mixed(columns: range) -> KeyArray:
-    return np.array([mix(column) for column in columns], np.uint64)

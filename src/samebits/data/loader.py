@@ -28,7 +28,7 @@ from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from samebits.cluster.signals import exit_with_parent
 from samebits.cores import num_cores
@@ -58,14 +58,6 @@ class _Reader(Dataset[Batch | SamebitsError]):
             if error.__cause__ is not None:  # lost on the way to the rank
                 error.add_note("".join(traceback.format_exception(error.__cause__)))
             return error
-
-
-class _Requests(Sampler[Request]):
-    def __init__(self, requests: Callable[[], Iterator[Request]]) -> None:
-        self.requests = requests
-
-    def __iter__(self) -> Iterator[Request]:
-        return self.requests()
 
 
 def read(samples: SampleSource, indices: IntArray, keys: KeyArray) -> Batch:
@@ -188,7 +180,7 @@ class Loader:
             loader = DataLoader(
                 _Reader(samples),
                 batch_size=None,
-                sampler=_Requests(requests),
+                sampler=requests(),
                 num_workers=self.num_workers,
                 prefetch_factor=prefetch,
                 timeout=timeout_s or 0,

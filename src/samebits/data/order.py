@@ -16,7 +16,7 @@ Only the row "rank" depends on the world: another world runs the same micro-batc
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -223,19 +223,7 @@ class Order:
             stop: The step after the last one.
             division: How micro-batches are divided among the ranks; None: by the attribute of the order.
         """
-        for step in self._plain(
-            place, start, stop, self.division if division is None else division
-        ):
-            own = step.micro_batches
-            num = len(step.leaves[place.rank])
-            if len(own) > num:  # what is repeated must not count twice
-                step = replace(
-                    step,
-                    micro_batches=(*own[:num], *(replace(each, weight=0.0) for each in own[num:])),
-                )
-            yield step
-
-    def _plain(self, place: Place, start: int, stop: int, division: Division) -> Iterator[Step]:
+        division = self.division if division is None else division
         while start < stop:
             # A window ends with its epoch, since each epoch has its own permutation. Its length has no effect on the
             # steps, only on the number of numpy calls.
@@ -267,18 +255,14 @@ class Order:
         sample_keys = keys(self.seed, epoch, indices)
         done = 0
         for number, num_samples, num_leaves, leaves, mine in plans:
-            micro_batches = []
+            own = []
             for leaf, (first, last) in mine:
                 rows = slice(done, done + last - first)
                 done += last - first
-                micro_batches.append(
-                    self._micro_batch(
-                        number, epoch, leaf, indices[rows], sample_keys[rows], num_samples
-                    )
-                )
-            yield Step(
-                number, epoch, num_samples, num_leaves, leaves, tuple(micro_batches), division
-            )
+                own.append((leaf, indices[rows], sample_keys[rows]))
+            num_counted = len(leaves[place.rank])
+            micro_batches = self._micro_batches(number, epoch, own, num_counted, num_samples)
+            yield Step(number, epoch, num_samples, num_leaves, leaves, micro_batches, division)
 
     def _grouped(
         self, place: Place, division: Division, epoch: int, numbers: range
@@ -288,45 +272,44 @@ class Order:
         cut = self._cut
         assert cut is not None
         for number in numbers:
-            positions = cut.positions_of_step(number % self.steps_per_epoch)
+            start = number % self.steps_per_epoch * cut.leaves_per_step
+            positions = np.arange(start, min(start + cut.leaves_per_step, len(cut.leaves)))
             cuts = [
-                cut.leaf(leaf)
-                for leaf in permute(positions, cut.num_leaves, key(epoch_key, 0)).tolist()
+                cut.leaves[leaf]
+                for leaf in permute(positions, len(cut.leaves), key(epoch_key, 0)).tolist()
             ]
             num_samples = sum(last - first for _, first, last in cuts)
             leaves = division.leaves(len(cuts), place.size, place.machines)
-            micro_batches = []
+            own = []
             for leaf in division.passes(leaves, place.rank, number):
                 group, first, last = cuts[leaf]
-                positions = permute(
-                    np.arange(first, last), cut.size(group), key(epoch_key, 1, group)
-                )
-                indices = cut.samples(group, positions)
-                sample_keys = keys(self.seed, epoch, indices)
-                micro_batches.append(
-                    self._micro_batch(number, epoch, leaf, indices, sample_keys, num_samples)
-                )
-            yield Step(
-                number, epoch, num_samples, len(cuts), leaves, tuple(micro_batches), division
-            )
+                members = cut.members[group]
+                positions = permute(np.arange(first, last), len(members), key(epoch_key, 1, group))
+                own.append((leaf, members[positions], keys(self.seed, epoch, members[positions])))
+            num_counted = len(leaves[place.rank])
+            micro_batches = self._micro_batches(number, epoch, own, num_counted, num_samples)
+            yield Step(number, epoch, num_samples, len(cuts), leaves, micro_batches, division)
 
-    def _micro_batch(
+    def _micro_batches(
         self,
         number: int,
         epoch: int,
-        leaf: int,
-        indices: IntArray,
-        sample_keys: KeyArray,
+        own: list[tuple[int, IntArray, KeyArray]],
+        num_counted: int,
         num_samples: int,
-    ) -> MicroBatch:
-        return MicroBatch(
-            step=number,
-            epoch=epoch,
-            index=leaf,
-            indices=indices,
-            keys=sample_keys,
-            # Of the step's samples: the sum over micro-batches is then the gradient of the mean over the step.
-            weight=len(indices) / num_samples,
-            # By step and micro-batch, never by rank: dropout draws the same numbers in every world.
-            forward_key=key(self.seed, FORWARD, number, leaf),
+    ) -> tuple[MicroBatch, ...]:
+        return tuple(
+            MicroBatch(
+                step=number,
+                epoch=epoch,
+                index=leaf,
+                indices=indices,
+                keys=sample_keys,
+                # Of the step's samples: the sum over micro-batches is then the gradient of the mean over the step.
+                # What is repeated must not count twice.
+                weight=len(indices) / num_samples if place < num_counted else 0.0,
+                # By step and micro-batch, never by rank: dropout draws the same numbers in every world.
+                forward_key=key(self.seed, FORWARD, number, leaf),
+            )
+            for place, (leaf, indices, sample_keys) in enumerate(own)
         )

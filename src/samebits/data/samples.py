@@ -4,6 +4,7 @@ Random numbers of a sample (crop, flip, shift) come from its own key, a function
 depend on the rank or DataLoader worker that reads it, or on the samples read before.
 """
 
+import copy
 import dataclasses
 import hashlib
 import os
@@ -46,36 +47,48 @@ class Batch:
         if device.type == "cpu":
             return self
         # From pinned memory the copy runs beside other work. Kernels of the same stream wait for it.
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+        return self._changed(lambda tensor: tensor.to(device, non_blocking=True))
 
     def head(self, count: int) -> "Batch":
         """Return the first `count` samples, in the same memory."""
-        few = self._map(lambda tensor: tensor[:count] if tensor.dim() else tensor)
+        few = self._changed(lambda tensor: tensor[:count] if tensor.dim() else tensor)
         return Batch(few.inputs, few.targets, self.indices[:count])
 
     def pin_memory(self) -> "Batch":
         """Return the batch in page-locked memory, for asynchronous copies to a GPU."""
-        return self._map(Tensor.pin_memory)
+        return self._changed(Tensor.pin_memory)
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        return Batch(_map(self.inputs, change), _map(self.targets, change), self.indices)
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        return Batch(
+            map_tensors(self.inputs, change), map_tensors(self.targets, change), self.indices
+        )
 
 
-def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a nested value with changed tensors of any shape: in dicts, lists, tuples and data classes."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
-        return {key: _map(item, change) for key, item in value.items()}
+        changed: Any = copy.copy(value)
+        for key, item in value.items():
+            changed[key] = map_tensors(item, change)
+        return changed
     if isinstance(value, list | tuple):
-        items = [_map(item, change) for item in value]
+        items = [map_tensors(item, change) for item in value]
         # a named tuple
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = copy.copy(value)
+        for part in dataclasses.fields(value):
+            item = map_tensors(getattr(value, part.name), change)
+            object.__setattr__(changed, part.name, item)  # of a frozen one too
+        return changed
     return value
 
 
 def with_channels_last(value: Any) -> Any:
     """Convert (N, C, H, W) tensors, in dicts, lists and tuples too, to channels_last. Other values are unchanged."""
-    return _map(value, _channels_last)
+    return map_tensors(value, _channels_last)
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
@@ -91,7 +104,7 @@ def _channels_last(tensor: Tensor) -> Tensor:
 
 def to_cpu(value: Any) -> Any:
     """Return tensors on the CPU and without a graph, half precision as float32, in dicts, lists and tuples too."""
-    return _map(value, _plain)
+    return map_tensors(value, _plain)
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -210,11 +223,8 @@ class DatasetSamples(Samples):
     """
 
     def __init__(self, dataset: Any, collate: Callable[[Sequence[Any]], Any] | None = None) -> None:
-        from torch.utils.data import default_collate
-
         check_map_style(dataset)
         self.dataset = dataset
-        self.collate = collate or default_collate
         self._function = collate
 
     def __len__(self) -> int:

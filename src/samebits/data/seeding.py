@@ -16,9 +16,7 @@ from samebits.data.keyed import FORWARD, MASK, KeyArray, key
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
     """Seed the CPU generators of torch, numpy and Python by a key, and restore them afterwards."""
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()
-    torch_state = torch.get_rng_state()
+    restore = preserved(torch.device("cpu"))
     key &= MASK
     random.seed(key)
     # NumPy takes words of 32 bits.
@@ -28,9 +26,7 @@ def seeded(key: int) -> Iterator[None]:
     try:
         yield
     finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
+        restore()
 
 
 def preserved(device: torch.device) -> Callable[[], None]:

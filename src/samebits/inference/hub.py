@@ -9,10 +9,10 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
@@ -51,9 +51,6 @@ if TYPE_CHECKING:
 # Repositories of models on the Hugging Face Hub: their names, and the network.
 
 
-_Answer = TypeVar("_Answer")
-
-
 class HubName(NamedTuple):
     """A repository on the Hub."""
 
@@ -83,13 +80,11 @@ def upload(folder: Path, remote: HubName) -> str:
     name = remote.repository
     message = "Upload a model trained with Samebits"
 
-    def send() -> None:
+    with _asking_hub(f"the model can't be uploaded to {name}"):
         api.create_repo(name, exist_ok=True)
         api.upload_folder(
             repo_id=name, folder_path=folder, revision=remote.revision, commit_message=message
         )
-
-    _ask_hub(send, f"the model can't be uploaded to {name}")
     return f"https://huggingface.co/{name}"
 
 
@@ -99,19 +94,17 @@ def download(remote: HubName, names: Sequence[str]) -> Path:
     import huggingface_hub
 
     name, revision = remote
-    return Path(
-        _ask_hub(
-            lambda: huggingface_hub.snapshot_download(
-                name, revision=revision, allow_patterns=[*names]
-            ),
-            f"{name} can't be downloaded",
+    with _asking_hub(f"{name} can't be downloaded"):
+        return Path(
+            huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=[*names])
         )
-    )
 
 
-def _ask_hub(function: Callable[[], _Answer], problem: str) -> _Answer:
+@contextmanager
+def _asking_hub(problem: str) -> Iterator[None]:
+    """Convert the errors of the Hub to errors for the user."""
     try:
-        return function()
+        yield
     except (OSError, ValueError, RuntimeError) as error:  # the Hub's errors derive from these
         raise ConfigError(
             problem,
@@ -324,7 +317,8 @@ def _write_card(
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     name = str(result.get("name", config.recipe))
-    is_classifier = "classes" in parts.metadata and parts.monitor[0] == "top1"
+    monitored = parts.monitor[0]
+    is_classifier = "classes" in parts.metadata and monitored == "top1"
     task = "image-classification" if is_classifier else "other"
     metrics = {
         printable(name): value for name, value in finite_numbers(result.get("metrics")).items()
@@ -336,19 +330,18 @@ def _write_card(
         pipeline_tag=task if is_classifier else None,
         tags=["samebits", config.recipe],
         model_name=name,
-        eval_results=[
+        eval_results=None
+        if monitored not in metrics
+        else [
             EvalResult(
                 task,
                 "own",
                 "validation set",
-                "accuracy" if key == "top1" else key,
-                value,
-                metric_name=key,
+                "accuracy" if monitored == "top1" else monitored,
+                metrics[monitored],
+                metric_name=monitored,
             )
-            for key, value in metrics.items()
-            if key == parts.monitor[0]
-        ]
-        or None,
+        ],
     )
     rows = {
         "network": network,

@@ -50,8 +50,9 @@ def describe_weights(run: Path, which: str) -> str:
         return ""
     files = RunFiles(run, is_tolerant=True)
     best = _best(files)
+    best_value = _value(best, best.get("value"))
     if which == "best":
-        return _join(f"best checkpoint{_at(best.get('step'))}", _value(best, best.get("value")))
+        return f"best checkpoint{_at(best.get('step'))}{f': {best_value}' if best_value else ''}"
     if which != "last":
         return f"checkpoint {printable(which)}"
     result = files.result
@@ -62,17 +63,12 @@ def describe_weights(run: Path, which: str) -> str:
     if not last:
         return ""
     is_best = best.get("step") == result.get("steps")
-    line = _join(
-        f"final weights{_at(result.get('steps'))}{', the best of the run' * is_best}", last
-    )
-    better = _value(best, best.get("value")).rpartition(" ")[2]
-    line = (
-        line
-        if is_best or not better
-        else _join(f"{line}; --checkpoint best{_at(best.get('step'))}", better)
-    )
-    missing = "provenance.json is missing, so nothing states which weights the run had"
-    return line if files.has_statement else f"{line}\n{missing}"
+    line = f"final weights{_at(result.get('steps'))}{', the best of the run' * is_best}: {last}"
+    if best_value and not is_best:
+        line += f"; --checkpoint best{_at(best.get('step'))}: {best_value.rpartition(' ')[2]}"
+    if not files.has_statement:
+        line += "\nprovenance.json is missing, so nothing states which weights the run had"
+    return line
 
 
 def _best(files: RunFiles) -> Mapping[str, Any]:
@@ -101,10 +97,6 @@ def _value(best: Mapping[str, Any], value: object) -> str:
     ):
         return ""
     return f"{printable(metric_name(name))} {metric_value(name, value)}"
-
-
-def _join(line: str, value: str) -> str:
-    return f"{line}: {value}" if value else line
 
 
 _PATHS = ("data.root", "data.cache")  # text in the recipes of some users

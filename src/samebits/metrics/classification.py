@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from samebits.data.samples import Batch
+from samebits.metrics.worst import Worst
 
 # Counts of predictions by class, exact in any distribution of the samples over ranks.
 #
@@ -90,17 +91,18 @@ def guess(labels: Tensor, answers: Tensor) -> Guess:
     return Guess(accuracy, math.sqrt(accuracy * (1 - accuracy) / num_samples))
 
 
-def is_guessing(labels: Tensor, answers: Tensor, num_correct: int) -> bool:
-    """Return whether an accuracy is within two standard deviations of answers that ignore the input.
+def chance_level(labels: Tensor, answers: Tensor, num_correct: int) -> tuple[float, float] | None:
+    """Return the accuracies of answers that ignore the input, if the accuracy is among them: two standard deviations.
 
-    With so few samples that a perfect classifier could not be distinguished from these, it is False. Counts are (C,).
+    With so few samples that a perfect classifier could not be distinguished from these, it is None. Counts are (C,).
     """
     num_samples = int(labels.sum())
     if num_samples < _MIN_SAMPLES:
-        return False
+        return None
     chance = guess(labels, answers)
-    highest = chance.accuracy + _STDS * chance.std
-    return num_correct / num_samples <= highest < 1
+    low = max(chance.accuracy - _STDS * chance.std, 0.0)
+    high = chance.accuracy + _STDS * chance.std
+    return (low, high) if num_correct / num_samples <= high < 1 else None
 
 
 def single_answer(labels: Tensor, answers: Tensor) -> int | None:
@@ -141,12 +143,11 @@ class Accuracy:
         classes: Sequence[str] | None = None,
     ) -> None:
         self._num_classes = num_classes
-        self._num_worst = num_worst
         self._num_top = num_top if num_top < num_classes else 1
         self._classes = classes if classes is not None and num_classes <= MAX_NAMED_CLASSES else ()
         self._num_in_top = 0
         self._counts = Counts(num_classes)
-        self._worst: list[tuple[float, int, int, int]] = []
+        self._worst = Worst(num_worst)
 
     @property
     def num_samples(self) -> int:
@@ -170,10 +171,8 @@ class Accuracy:
             )
         losses = F.cross_entropy(logits, labels, reduction="none").to(torch.float64)
         ranked = torch.where(torch.isfinite(losses), losses, math.inf)
-        rows = zip(
-            ranked.tolist(), batch.indices.tolist(), labels.tolist(), chosen.tolist(), strict=True
-        )
-        self._keep_worst(list(rows))
+        columns = (ranked, batch.indices, labels, chosen)
+        self._worst.add(zip(*(column.tolist() for column in columns), strict=True))
 
     def state(self) -> dict[str, Any]:
         """Return the counts: `confusion[label][prediction]`, `in_top`, and the worst samples.
@@ -185,16 +184,14 @@ class Accuracy:
         return {
             **self._counts.state(),
             "in_top": self._num_in_top,
-            "worst": [list(row) for row in self._worst],
+            "worst": self._worst.rows,
         }
 
     def merge(self, state: dict[str, Any]) -> None:
         """Add the counts of another rank, from its `state`."""
         self._counts.merge(state)
         self._num_in_top += state["in_top"]
-        self._keep_worst(
-            [(loss, index, label, prediction) for loss, index, label, prediction in state["worst"]]
-        )
+        self._worst.add(state["worst"])
 
     def result(self) -> dict[str, float]:
         """Return `top1`, `top5` (for num_top=5), and `top1/NAME` for each class with samples; each from 0 to 1.
@@ -231,17 +228,10 @@ class Accuracy:
             own = int(labels[one]) / num_samples
             which = f"all {num_samples:,}" if share == 1 else f"{share:.2%} of the"
             return [f"{which} predictions are {name}, as {own:.2%} of the samples are"]
-        if is_guessing(labels, answers, num_correct):
-            chance = guess(labels, answers)
-            low = max(chance.accuracy - 2 * chance.std, 0.0)
-            high = chance.accuracy + 2 * chance.std
-            return [
-                f"top-1 {num_correct / num_samples:.2%} is at chance level ({low:.2%} to {high:.2%})"
-            ]
-        return []
-
-    def _keep_worst(self, rows: list[tuple[float, int, int, int]]) -> None:
-        # Ties are broken by index, so that the choice does not depend on the distribution over ranks.
-        self._worst = sorted(self._worst + rows, key=lambda row: (-row[0], row[1]))[
-            : self._num_worst
+        chance = chance_level(labels, answers, num_correct)
+        if chance is None:
+            return []
+        low, high = chance
+        return [
+            f"top-1 {num_correct / num_samples:.2%} is at chance level ({low:.2%} to {high:.2%})"
         ]

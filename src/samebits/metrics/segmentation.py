@@ -12,6 +12,7 @@ from torch import Tensor
 
 from samebits.data.samples import Batch
 from samebits.metrics.classification import MAX_NAMED_CLASSES, single_answer
+from samebits.metrics.worst import Worst
 
 IGNORED = 255  # the label of pixels that are not counted
 _SKETCH_PX = 160
@@ -54,10 +55,9 @@ class SegmentationMetric:
 
     def __init__(self, classes: Sequence[str], num_worst: int = 8) -> None:
         self._classes = classes
-        self._num_worst = num_worst
         self._counts = torch.zeros(len(classes), len(classes), dtype=torch.int64)
         self.num_samples = 0  #: Number of samples added, merged ones included.
-        self._worst: list[tuple[float, int, list[list[int]]]] = []
+        self._worst = Worst(num_worst, sign=-1)
 
     def add(self, outputs: Any, batch: Batch) -> None:
         """Add (N, C, h, w) logits. The batch's targets have `masks`: N tensors (H, W) of bytes."""
@@ -75,23 +75,22 @@ class SegmentationMetric:
             self.num_samples += 1
             ious = _ious(counts)
             score = sum(ious) / len(ious) if ious else 1.0
-            if len(self._worst) < self._num_worst or (score, index) < self._worst[-1][:2]:
-                step = -(-max(mask.shape) // _SKETCH_PX)
-                self._keep_worst([(score, index, predicted[::step, ::step].tolist())])
+            step = -(-max(mask.shape) // _SKETCH_PX)
+            self._worst.add([(score, index, predicted[::step, ::step].tolist())])
 
     def state(self) -> dict[str, Any]:
         """Return `confusion[label][prediction]` in pixels, and the worst images as `[IoU, index, reduced labels]`."""
         return {
             "confusion": self._counts.tolist(),
             "num_samples": self.num_samples,
-            "worst": [list(row) for row in self._worst],
+            "worst": self._worst.rows,
         }
 
     def merge(self, state: dict[str, Any]) -> None:
         """Add the counts of another rank, from its `state`."""
         self._counts += torch.tensor(state["confusion"], dtype=torch.int64)
         self.num_samples += state["num_samples"]
-        self._keep_worst([(score, index, labels) for score, index, labels in state["worst"]])
+        self._worst.add(state["worst"])
 
     def result(self) -> dict[str, float]:
         """Return `mIoU`, `Dice`, `pixel_accuracy`, and `IoU/NAME` for each class that occurs; each from 0 to 1.
@@ -136,10 +135,6 @@ class SegmentationMetric:
         return [
             f"{share:.2%} of the pixels are predicted as {self._classes[one]}, as {own:.2%} of them are"
         ]
-
-    def _keep_worst(self, rows: list[tuple[float, int, list[list[int]]]]) -> None:
-        # Ties are broken by index, so that the choice does not depend on the distribution over ranks.
-        self._worst = sorted(self._worst + rows, key=lambda row: row[:2])[: self._num_worst]
 
 
 def _unions(counts: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 
 from samebits.data.samples import Batch
 from samebits.extras import require
+from samebits.metrics.worst import Worst
 
 
 class TextMetric:
@@ -28,10 +29,9 @@ class TextMetric:
         require("text", "TextMetric")
         self._read = read
         self._truth = truth
-        self._num_worst = num_worst
         self._num_edits = self._num_characters = self._num_right = 0
         self.num_samples = 0  #: Number of samples added, merged ones included.
-        self._worst: list[tuple[int, int, str, str]] = []
+        self._worst = Worst(num_worst)
 
     def add(self, outputs: Any, batch: Batch) -> None:
         """Add the model's outputs for one batch."""
@@ -48,7 +48,7 @@ class TextMetric:
             self.num_samples += 1
             if num_edits:
                 rows.append((num_edits, index, truth, text))
-        self._keep_worst(rows)
+        self._worst.add(rows)
 
     def state(self) -> dict[str, Any]:
         """Return the counts, and the worst lines as `[edits, index, ground truth, prediction]`."""
@@ -57,7 +57,7 @@ class TextMetric:
             "characters": self._num_characters,
             "right": self._num_right,
             "lines": self.num_samples,
-            "worst": [list(row) for row in self._worst],
+            "worst": self._worst.rows,
         }
 
     def merge(self, state: dict[str, Any]) -> None:
@@ -66,9 +66,7 @@ class TextMetric:
         self._num_characters += state["characters"]
         self._num_right += state["right"]
         self.num_samples += state["lines"]
-        self._keep_worst(
-            [(edits, index, truth, text) for edits, index, truth, text in state["worst"]]
-        )
+        self._worst.add(state["worst"])
 
     def result(self) -> dict[str, float]:
         """Return `line_accuracy` (share of lines without an error) and `cer`.
@@ -89,10 +87,4 @@ class TextMetric:
             return []
         return [
             f"nothing is read in {self.num_samples:,} lines: CTC first learns the blank, often for some epochs"
-        ]
-
-    def _keep_worst(self, rows: list[tuple[int, int, str, str]]) -> None:
-        # Ties are broken by index, so that the choice does not depend on the distribution over ranks.
-        self._worst = sorted(self._worst + rows, key=lambda row: (-row[0], row[1]))[
-            : self._num_worst
         ]

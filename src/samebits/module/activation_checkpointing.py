@@ -24,14 +24,6 @@ def checkpoint_activations(model: nn.Module, choice: bool | Sequence[str]) -> li
     Raises:
         ConfigError: A pattern matches no module, or the model has no blocks.
     """
-    parts = choose_parts(model, choice)
-    for _, module in parts:
-        module.forward = _twice(module, module.forward)
-    return [name for name, _ in parts]
-
-
-def choose_parts(model: nn.Module, choice: bool | Sequence[str]) -> list[tuple[str, nn.Module]]:
-    """Return the modules to recompute, with their names; see `checkpoint_activations`."""
     if not choice:
         return []
     parts = innermost_blocks(model) if choice is True else _named(model, choice)
@@ -40,7 +32,9 @@ def choose_parts(model: nn.Module, choice: bool | Sequence[str]) -> list[tuple[s
             "activation_checkpointing=true found no blocks in this model: its layers are in plain sequences",
             fix="Set module names: activation_checkpointing=[NAME, NAME.*].",
         )
-    return parts
+    for _, module in parts:
+        module.forward = _twice(module, module.forward)
+    return [name for name, _ in parts]
 
 
 def _named(model: nn.Module, patterns: Sequence[str]) -> list[tuple[str, nn.Module]]:

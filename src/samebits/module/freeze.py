@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from itertools import accumulate
 
 from torch import nn
 from torch.nn.modules.batchnorm import (
@@ -31,27 +32,17 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     """
     modules = dict(model.named_modules())
     parameters = dict(model.named_parameters())
-    frozen_modules: set[str] = set()
-    frozen: set[str] = set()
+    frozen: set[str] = set()  # of modules and parameters
     for pattern in patterns:
-        named = {name for name in modules if name and fnmatchcase(name, pattern)}
-        alone = {name for name in parameters if fnmatchcase(name, pattern)}
-        if not named and not alone:
+        found = {name for name in [*modules, *parameters] if _is_within(name, pattern)}
+        if not found:
             raise _unknown(pattern, [*modules, *parameters])
-        inside = {
-            name
-            for name in modules
-            if any(name == each or name.startswith(f"{each}.") for each in named)
-        }
-        frozen_modules |= inside
-        frozen |= alone | {name for name in parameters if name.rpartition(".")[0] in inside}
-    for name in frozen:
+        frozen |= found
+    for name in frozen & parameters.keys():
         parameters[name].requires_grad_(False)
     for name, module in modules.items():
         own = [f"{name}.{each}".lstrip(".") for each, _ in module.named_parameters(recurse=False)]
-        if isinstance(module, _BatchNorm) and (
-            name in frozen_modules or (own and frozen.issuperset(own))
-        ):
+        if isinstance(module, _BatchNorm) and (name in frozen or (own and frozen.issuperset(own))):
             module.eval()
     if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
         raise ConfigError(
@@ -60,6 +51,12 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
             fix="Freeze fewer layers.",
         )
     return [name for name in parameters if name in frozen]
+
+
+def _is_within(name: str, pattern: str) -> bool:
+    """Return whether a module or parameter matches a pattern, or a module around it does."""
+    names = accumulate(name.split("."), "{}.{}".format)
+    return any(fnmatchcase(each, pattern) for each in names if each)
 
 
 def _unknown(pattern: str, names: Sequence[str]) -> ConfigError:

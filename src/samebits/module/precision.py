@@ -6,13 +6,13 @@ al., "Mixed Precision Training", 2018).
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from samebits.data.samples import map_tensors
 from samebits.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,21 +75,11 @@ def use_precision(model: nn.Module, config: RunConfig, device: torch.device) -> 
 
 def in_float32(outputs: Any) -> Any:
     """Convert bf16 and fp16 tensors of any shape to float32, also inside tuples, lists, dicts and data classes."""
-    if isinstance(outputs, Tensor):
-        return outputs.float() if outputs.dtype in LOW.values() else outputs
-    if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
-        return type(outputs)(*map(in_float32, outputs))
-    if isinstance(outputs, (list, tuple)):
-        return type(outputs)(map(in_float32, outputs))
-    if isinstance(outputs, dict):
-        return type(outputs)((name, in_float32(value)) for name, value in outputs.items())
-    if dataclasses.is_dataclass(outputs) and not isinstance(outputs, type):
-        values = {
-            field.name: in_float32(getattr(outputs, field.name))
-            for field in dataclasses.fields(outputs)
-        }
-        return dataclasses.replace(outputs, **values)
-    return outputs
+
+    def full(tensor: Tensor) -> Tensor:
+        return tensor.float() if tensor.dtype in LOW.values() else tensor
+
+    return map_tensors(outputs, full)
 
 
 def describe_precision(config: RunConfig) -> str:

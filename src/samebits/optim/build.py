@@ -43,7 +43,6 @@ def layer_scales(names: Sequence[str], decay: float) -> dict[str, float]:
         )
     depth = {block: index + 1 for index, block in enumerate(blocks)}
     last = max(index for index, name in enumerate(names) if name in found)
-    first = min(index for index, name in enumerate(names) if name in found)
     scales = {}
     current = 0
     for index, name in enumerate(names):
@@ -51,8 +50,6 @@ def layer_scales(names: Sequence[str], decay: float) -> dict[str, float]:
             current = depth[found[name]]
         elif index > last:
             current = len(blocks) + 1
-        elif index < first:
-            current = 0
         scales[name] = decay ** (len(blocks) + 1 - current)
     return scales
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samebits.errors import CheckpointError, ConfigError, DataError
-from samebits.extras import pip_line
+from samebits.extras import require
 from samebits.module.freeze import freeze
 from samebits.recipes.listing import nearest_fix, some
 from samebits.storage.manifest import sha256_of_file
@@ -47,12 +47,16 @@ FINEST = 4  # stride of the merged feature map
 class Backbone(nn.Module):
     """A network of timm as feature maps of decreasing resolution. Its tensors have timm's names, below `net`.
 
+    Args:
+        name: Name of a network in timm, with or without `timm/`.
+
     Raises:
         ConfigError: timm is not installed, or it has no such network, or the network gives no feature maps.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__()
+        name = name.removeprefix("timm/")
         check_timm(name)
         self.net: Any = _create(name)
         if not hasattr(self.net, "forward_intermediates"):
@@ -82,7 +86,7 @@ class Pyramid(nn.Module):
     "Panoptic Feature Pyramid Networks", CVPR 2019.
 
     Args:
-        name: Name of a network in timm.
+        name: As of `Backbone`.
         width: Channels of the merged map.
     """
 
@@ -172,13 +176,9 @@ def _load_file(model: nn.Module, path: Path) -> dict[str, str]:
 
 def check_timm(name: str) -> None:
     """Check that timm is installed and has a network."""
-    try:
-        import timm  # an optional dependency
-    except ImportError:
-        raise ConfigError(
-            f"model.name=timm/{name} requires timm, which is not installed",
-            fix=f"Run {pip_line('timm')}, or set model.name=resnet34.",
-        ) from None
+    require("timm", f"model.name=timm/{name}")
+    import timm
+
     if not timm.is_model(name):
         raise ConfigError(
             f"timm has no network called {name}",
@@ -341,11 +341,10 @@ def load_published(
     rows = load_pretrained(net, found.path)
     rows["source"] = f"{found.source}\nsha256 {sha256}"
     if (found.mean, found.std) != (tuple(mean), tuple(std)):
-        settings = f"data.mean={list(found.mean)} data.std={list(found.std)}".replace(
-            " ", ""
-        ).replace("]data", "] data")
+        found_mean, found_std = (",".join(map(str, each)) for each in (found.mean, found.std))
         rows["normalization"] = (
-            f"warning: these weights were trained with another normalization: set {settings}"
+            "warning: these weights were trained with another normalization: "
+            f"set data.mean=[{found_mean}] data.std=[{found_std}]"
         )
     return rows
 
@@ -359,7 +358,6 @@ def _find(name: str) -> _Published:
 
 
 def _find_torchvision(name: str) -> _Published:
-    import torch
     import torchvision.models as zoo
 
     weights = zoo.get_model_weights(torchvision_name(name)).DEFAULT

@@ -12,7 +12,6 @@ import hashlib
 import importlib
 import importlib.util
 import json
-import os
 import pkgutil
 import re
 import shlex
@@ -34,7 +33,7 @@ from samebits.extras import extra_with, pip_line, require_recipe
 from samebits.host_memory import without_collections
 from samebits.plain_file import open_plain, short_path
 from samebits.recipes.listing import nearest_fix
-from samebits.recipes.trust import MAX_RECIPE_BYTES, check_trusted, read_recipe
+from samebits.recipes.trust import check_trusted, read_recipe
 
 if TYPE_CHECKING:
     from samebits.engine.parts import Parts
@@ -44,10 +43,9 @@ if TYPE_CHECKING:
 
 
 def check_file(path: Path) -> None:
-    """Check that a path is a regular file of a plausible size."""
+    """Check that a path is a regular file. Its size is checked when it is read."""
     try:
-        with open_plain(path) as file:
-            num_bytes = os.fstat(file.fileno()).st_size
+        open_plain(path).close()
     except (FileNotFoundError, NotADirectoryError):
         beside = [file.name for file in path.parent.glob(f"*{path.suffix}")]
         near = difflib.get_close_matches(path.name, beside, n=1)
@@ -62,12 +60,6 @@ def check_file(path: Path) -> None:
         raise cannot_read(
             ConfigError, ascii(short_path(path)), error, "Use another file."
         ) from None
-    if num_bytes > MAX_RECIPE_BYTES:
-        raise ConfigError(
-            f"{short_path(path)} has {num_bytes:,} bytes, too many for settings or a recipe",
-            allowed=f"at most {MAX_RECIPE_BYTES:,} bytes",
-            fix="Check the path.",
-        )
 
 
 def expand_user(text: str) -> Path:
@@ -189,19 +181,15 @@ class RecipeSpec:
         )
         return info
 
-    def build(self, config: RunConfig, dataset_info: Mapping[str, Any] | None = None) -> Parts:
+    def build(self, config: RunConfig, dataset_info: Mapping[str, Any]) -> Parts:
         """Build the parts of the recipe. Imports the recipe, and torch with it.
 
         Args:
-            dataset_info: What the run stores. None: the recipe reads it from the dataset.
+            dataset_info: What the run stores.
         """
         module = self.load_module()
-        if not hasattr(module, "dataset_info"):
-            parts: Parts = module.build(config)
-        else:
-            parts = module.build(
-                config, self.dataset_info(config) if dataset_info is None else dataset_info
-            )
+        takes_info = hasattr(module, "dataset_info")
+        parts: Parts = module.build(config, dataset_info) if takes_info else module.build(config)
         return parts
 
     def load_module(self) -> ModuleType:
@@ -286,36 +274,21 @@ def command_arguments(spec: RecipeSpec, loaded: Loaded[RunConfig]) -> list[str]:
 
 def _from_package(name: str) -> RecipeSpec:
     known = list_recipes()
-    recipe, slash, preset_name = name.partition("/")
     everything = [preset for each in known for preset in list_presets(each)]
-    if slash:
-        found = [
-            preset for preset in everything if (preset.recipe, preset.name) == (recipe, preset_name)
-        ]
-    elif name in known:
-        found = [preset for preset in everything if preset.recipe == preset.name == name]
-        if not found:
-            return _package_source(name, None)
-    else:
-        found = [preset for preset in everything if preset.name == name]
+    by_name = {f"{preset.recipe}/{preset.name}": preset for preset in everything}
+    full_name = f"{name}/{name}" if name in known else name  # the default preset of a recipe
+    found = [full for full, preset in by_name.items() if full_name in (full, preset.name)]
     if not found:
         raise _unknown(name, known, everything)
     if len(found) > 1:
-        names = " or ".join(f"{preset.recipe}/{preset.name}" for preset in found)
-        raise ConfigError(f"several recipes have a preset called {name}", fix=f"Use {names}.")
-    return _package_source(found[0].recipe, found[0])
-
-
-def _package_source(recipe: str, preset: Preset | None) -> RecipeSpec:
-    module = importlib.import_module(f"samebits.recipes.{recipe}.config")
-    preset_layers = (
-        [] if preset is None else [_without_recipe(read_layer(preset.path, is_preset=True))]
-    )
-    layers = [_recipe_layer(recipe), *preset_layers]
-    name = recipe if preset is None else preset.name
-    return RecipeSpec(
-        name, recipe, None if preset is None else preset.name, tuple(layers), module.Config
-    )
+        raise ConfigError(
+            f"several recipes have a preset called {name}", fix=f"Use {' or '.join(found)}."
+        )
+    preset = by_name[found[0]]
+    module = importlib.import_module(f"samebits.recipes.{preset.recipe}.config")
+    layer = _without_recipe(read_layer(preset.path, is_preset=True))
+    layers = (_recipe_layer(preset.recipe), layer)
+    return RecipeSpec(preset.name, preset.recipe, preset.name, layers, module.Config)
 
 
 def _from_yaml(path: Path) -> RecipeSpec:
@@ -391,11 +364,8 @@ def _without_recipe(layer: Layer) -> Layer:
 
 def _unknown(name: str, known: Iterable[str], everything: Iterable[Preset]) -> ConfigError:
     full = [f"{preset.recipe}/{preset.name}" for preset in everything]
-    names: dict[str, str] = {
-        **{preset.name: preset.name for preset in everything},
-        **{each: each for each in known},
-    }
-    near = difflib.get_close_matches(name, [*names, *full], n=1)
+    names = dict.fromkeys([*(preset.name for preset in everything), *known, *full])
+    near = difflib.get_close_matches(name, names, n=1)
     path = expand_user(name)
     cause = None
     fix = f"Use {near[0] if near else 'one of these, a YAML file (.yaml) or a recipe file (.py)'}."

@@ -62,11 +62,10 @@ def is_another_set(data: VisionData, dataset_info: Mapping[str, Any]) -> bool:
     return data.eval is not None and whole_path(data.eval) != dataset_info["held_out_from"]
 
 
-def header_rows(rows: Mapping[str, str], dataset_info: Mapping[str, Any]) -> dict[str, str]:
-    """Return rows for the header of a run, and those of a listing: samples left out, or in several places."""
-    found = {
+def listing_rows(dataset_info: Mapping[str, Any]) -> dict[str, str]:
+    """Return rows of a listing for the header of a run: samples left out, or in several places; "": not shown."""
+    return {
         "skipped": skipped_row(list(dataset_info.get("skipped", ()))),
         "left out": left_out_row(dataset_info.get("left_out", {})),
         **dataset_info.get("warnings", {}),
     }
-    return {name: text for name, text in {**rows, **found}.items() if text}

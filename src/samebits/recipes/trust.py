@@ -12,16 +12,11 @@ import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from samebits.config.schema import TRACKERS
 from samebits.errors import ConfigError, cannot_read
 from samebits.plain_file import read_plain, short_path
 from samebits.storage.manifest import sha256_of
-
-if TYPE_CHECKING:
-    pass
-
 
 MAX_RECIPE_BYTES = 16 * 1024 * 1024
 

@@ -254,11 +254,11 @@ def test_a_progressive_jpeg_file_of_very_many_scans_is_refused(tmp_path: Path) -
         read_rgb(tmp_path / "a.jpg")
 
 
-def test_gzip_is_unpacked_no_further_than_the_head_of_an_idx_file_promises(tmp_path: Path) -> None:
+def test_gzip_is_unpacked_up_to_a_limit(tmp_path: Path) -> None:
     zeros = gzip.compress(bytes(1 << 24)) * 64  # a gigabyte
     for shape, said in (
-        ((1, 28, 28), "is too long: over 800 bytes"),
-        ((1 << 20, 28, 28), "declares 822,083,600 bytes"),
+        ((1, 28, 28), "is too long: 268,435,457 bytes"),
+        ((1 << 20, 28, 28), "is truncated: 268,435,457 bytes"),
     ):
         head = gzip.compress(struct.pack(">4B3I", 0, 0, 8, 3, *shape))
         (tmp_path / "a.gz").write_bytes(head + zeros)

@@ -12,7 +12,7 @@ from samebits.config.interval import parse_steps
 from samebits.config.schema import StopEarlyConfig
 from samebits.data.samples import Batch
 from samebits.metrics import classification
-from samebits.metrics.classification import Accuracy, guess, is_guessing, single_answer
+from samebits.metrics.classification import Accuracy, chance_level, guess, single_answer
 from samebits.metrics.early_stop import Patience, last_step, metric_of
 
 COUNTS = st.lists(st.integers(0, 200), min_size=2, max_size=12).filter(lambda counts: sum(counts) >= 10)
@@ -41,7 +41,7 @@ def test_one_answer_for_all_samples_is_named_unless_they_are_of_one_class(counts
 @given(counts=COUNTS)
 def test_a_perfect_classifier_is_never_warned_about(counts: list[int]) -> None:
     labels = torch.tensor(counts)
-    assert not is_guessing(labels, labels, sum(counts))
+    assert not chance_level(labels, labels, sum(counts))
     assert single_answer(labels, labels) is None or max(counts) >= 0.99 * sum(counts)
 
 
@@ -52,8 +52,8 @@ def test_shuffled_answers_are_at_chance_level_and_good_ones_are_not(seed: int, n
     labels = torch.randint(num_classes, (2000,), generator=generator)
     counts = torch.bincount(labels, minlength=num_classes)
     chance = guess(counts, counts)
-    assert is_guessing(counts, counts, int(2000 * chance.accuracy))
-    assert not is_guessing(counts, counts, int(2000 * (chance.accuracy + 4 * chance.std)) + 1)
+    assert chance_level(counts, counts, int(2000 * chance.accuracy))
+    assert not chance_level(counts, counts, int(2000 * (chance.accuracy + 4 * chance.std)) + 1)
 
 
 @pytest.mark.parametrize("is_sparse", [False, True])

@@ -44,7 +44,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of recipes beside Samebits's own; the test works in tmp_path."""
     monkeypatch.setattr(samebits.recipes, "__path__", [*samebits.recipes.__path__, str(tmp_path / "shelf")])
     monkeypatch.chdir(tmp_path)
-    for name, names in {"shapes": ["shapes", "stars", "small"], "waves": ["small"]}.items():
+    for name, names in {"shapes": ["shapes", "stars", "small"], "waves": ["waves", "small"]}.items():
         folder = tmp_path / "shelf" / name
         (folder / "presets").mkdir(parents=True)
         (folder / "__init__.py").touch()
@@ -62,7 +62,7 @@ def config_of(source: RecipeSpec, *overrides: str) -> RunConfig:
 
 def built(source: RecipeSpec, *overrides: str) -> Any:
     """What a test's own `build` gave, which is anything but Parts."""
-    return source.build(config_of(source, *overrides))
+    return source.build(config_of(source, *overrides), {})
 
 
 def refused(name: str) -> ConfigError:
@@ -83,16 +83,14 @@ def test_recipes_and_their_presets_are_listed_the_default_first(shelf: Path) -> 
         ("shapes", "shapes", "shapes", 2),
         ("shapes/stars", "shapes", "stars", 3),
         ("stars", "shapes", "stars", 3),
-        ("waves/small", "waves", "small", 2),
-        ("waves", "waves", None, 10),
+        ("waves/small", "waves", "small", 3),
+        ("waves", "waves", "waves", 2),
     ],
 )
-def test_a_recipe_or_preset_is_found_by_name(
-    shelf: Path, name: str, recipe: str, preset: str | None, epochs: int
-) -> None:
+def test_a_recipe_or_preset_is_found_by_name(shelf: Path, name: str, recipe: str, preset: str, epochs: int) -> None:
     source = find(name)
     config = config_of(source)
-    assert (source.recipe, source.preset_name, source.name) == (recipe, preset, preset or recipe)
+    assert (source.recipe, source.preset_name, source.name) == (recipe, preset, preset)
     assert (config.recipe, config.epochs) == (recipe, epochs)
     assert built(source, "data.sides=9") == ("parts", 9)
 
@@ -266,7 +264,7 @@ def test_a_recipe_with_a_backward_pass_of_its_own_is_a_recipe(shelf: Path) -> No
     assert built(find("own.py")) == 2
 
 
-def test_a_recipe_that_keeps_facts_is_built_with_them_and_finds_them_where_there_are_none(shelf: Path) -> None:
+def test_a_recipe_that_keeps_facts_is_built_with_them(shelf: Path) -> None:
     text = (
         "def dataset_info(config):\n    return {'from': 'data'}\n"
         "def build(config, dataset_info):\n    return dict(dataset_info)\n"
@@ -277,7 +275,7 @@ def test_a_recipe_that_keeps_facts_is_built_with_them_and_finds_them_where_there
     assert source.dataset_info(config) == {"from": "data"}
     parts: Any = source.build(config, {"from": "run"})
     assert parts == {"from": "run"}
-    assert built(source) == {"from": "data"}
+    assert built(source) == {}
 
 
 def test_a_recipe_without_facts_is_built_by_its_settings_alone(shelf: Path) -> None:

@@ -21,6 +21,7 @@ from samebits.data.sources.local_files import (
     stamp_of,
 )
 from samebits.errors import ConfigError, DataError
+from samebits.extras import require
 
 if TYPE_CHECKING:
     import pyarrow
@@ -190,13 +191,7 @@ class ParquetRows:
 
 def require_pyarrow() -> None:
     """Check that pyarrow is installed."""
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "reading Parquet requires the package pyarrow",
-            fix='Run pip install "samebits[parquet]".',
-        ) from None
+    require("parquet", "reading Parquet")
 
 
 def _open(path: str) -> tuple[pyarrow.parquet.ParquetFile, Stamp]:

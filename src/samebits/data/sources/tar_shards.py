@@ -201,26 +201,22 @@ class ShardIndex:
     sizes: IntArray  #: (M,) size of each file in bytes.
     codes: IntArray  #: (M,) extension of each file, as a position in `extensions`.
     extensions: npt.NDArray[np.str_]  #: The extensions, in lower case.
-    key_ends: IntArray  #: (S,) end of each sample's key in `key_bytes`.
+    key_starts: IntArray  #: (S + 1,) start of each sample's key in `key_bytes`; the last value is their length.
     key_bytes: npt.NDArray[np.uint8]  #: (K,) bytes of all keys.
 
     @property
     def num_samples(self) -> int:
         """Number of samples."""
-        return len(self.key_ends)
+        return len(self.starts) - 1
 
     def key(self, sample: int) -> str:
         """Return the key of a sample: the name of its files up to the first dot."""
-        start = int(self.key_ends[sample - 1]) if sample else 0
-        return (
-            self.key_bytes[start : int(self.key_ends[sample])]
-            .tobytes()
-            .decode("utf-8", "surrogateescape")
-        )
+        content = self.key_bytes[slice(*self.key_starts[sample : sample + 2])].tobytes()
+        return content.decode("utf-8", "surrogateescape")
 
     def files(self, sample: int) -> dict[str, tuple[int, int]]:
         """Return offset and size of each file of a sample, by extension."""
-        part = slice(int(self.starts[sample]), int(self.starts[sample + 1]))
+        part = slice(*self.starts[sample : sample + 2])
         places = zip(self.offsets[part].tolist(), self.sizes[part].tolist(), strict=True)
         return dict(zip(self.extensions[self.codes[part]].tolist(), places, strict=True))
 
@@ -263,12 +259,12 @@ def build_index(path: str) -> ShardIndex:
     keys = [key.encode("utf-8", "surrogateescape") for key in samples]
     return ShardIndex(
         np.array(stamp),
-        np.cumsum([0, *(len(sample) for sample in samples.values())], dtype=np.int64),
+        np.cumsum([0, *map(len, samples.values())], dtype=np.int64),
         np.array([offset for _, (offset, _) in files], np.int64),
         np.array([size for _, (_, size) in files], np.int64),
         np.array([code for code, _ in files], np.int64),
         np.array(list(extensions)),
-        np.cumsum([len(key) for key in keys], dtype=np.int64),
+        np.cumsum([0, *map(len, keys)], dtype=np.int64),
         np.frombuffer(b"".join(keys), np.uint8),
     )
 
@@ -315,7 +311,7 @@ def _collect(
 # time.
 
 
-_VERSION = "2"
+_VERSION = "3"
 
 
 class IndexCache:

@@ -133,13 +133,6 @@ class AugmentConfig(Settings):
         description="Probability that a micro-batch is mixed. With mixup and cutmix, each is used for half of these.",
     )
 
-    @property
-    def is_on(self) -> bool:
-        """Whether any operation is selected."""
-        jitter = self.brightness or self.contrast or self.saturation or self.hue
-        is_mixing = (self.mixup or self.cutmix) and self.mix_probability
-        return bool(self.policy or jitter or self.erasing or is_mixing)
-
 
 class ModelConfig(NetworkConfig):
     """The network and its initial weights."""

@@ -19,7 +19,7 @@ from samebits.data.crop import (
     RandomBoxes,
     center_square,
     fitting_scale,
-    resize_into,
+    resized,
     resized_shorter,
 )
 from samebits.data.images import ByteArray, EncodedImage
@@ -157,9 +157,9 @@ class ImageFiles(Samples):
         labels = [label for label, name in enumerate(classes) for _ in files.get(name, [])]
         self._labels = torch.tensor(labels, dtype=torch.int64)
         self.files: Sequence[Path] = self._images.files(self._names)
-        self._augmentation: Augmentation | None = None
-        if train and augment is not None and augment.is_on:
-            self._augmentation = Augmentation(augment, len(classes))
+        self._augmentation = Augmentation(
+            augment if train and augment is not None else AugmentConfig(), len(classes)
+        )
         self._size_px = (config.train_px or config.size_px) if train else config.size_px
         self._normalize = Normalize(config, self._size_px)
 
@@ -182,9 +182,10 @@ class ImageFiles(Samples):
                 flips = (uniform(keys, _FLIP) < config.flip).tolist()
                 for row, index in enumerate(indices.tolist()):
                     pixels, box = self._random_crop(index, boxes, row)
-                    resize_into(images[row], pixels, box, mirrored=flips[row])
-                if self._augmentation is not None:
-                    self._augmentation.augment(images, keys.tolist())
+                    images[row] = resized(
+                        pixels, box, self._size_px, self._size_px, mirrored=flips[row]
+                    )
+                self._augmentation.augment(images, keys.tolist())
             else:
                 for row, index in enumerate(indices.tolist()):
                     images[row] = center_crop(
@@ -199,10 +200,9 @@ class ImageFiles(Samples):
 
     def finish(self, batch: Batch) -> Batch:
         """Normalize on the device, and mix or erase: (N, 3, S, S) float32 in channels-last memory format."""
-        inputs = self._normalize(batch.inputs)
-        targets = batch.targets
-        if self._augmentation is not None:
-            inputs, targets = self._augmentation.augment_batch(inputs, targets)
+        inputs, targets = self._augmentation.augment_batch(
+            self._normalize(batch.inputs), batch.targets
+        )
         return dataclasses.replace(batch, inputs=inputs, targets=targets)
 
     def _random_crop(self, index: int, boxes: RandomBoxes, row: int) -> tuple[ByteArray, Box]:
@@ -243,8 +243,8 @@ def center_crop(encoded: EncodedImage, config: DataConfig) -> Tensor:
     """Decode, resize and center-crop an image to (S, S, 3) bytes, as evaluation does."""
     shorter_px = resize_px(config)
     scale = _scale(encoded, config, min(encoded.size), shorter_px, _EVAL_MARGIN)
-    resized = resized_shorter(encoded.pixels(scale), shorter_px, config.size_px)
-    return center_square(resized, config.size_px)
+    image = resized_shorter(encoded.pixels(scale), shorter_px, config.size_px)
+    return center_square(image, config.size_px)
 
 
 def _scale(

@@ -13,7 +13,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 from samebits.data.images import EncodedImage
 from samebits.data.names import (
@@ -30,16 +30,13 @@ from samebits.recipes.classify.config import DataConfig, no_dataset
 from samebits.recipes.classify.rows import (
     NO_CLASS,
     Files,
+    ImageRows,
     check_classes,
     in_order,
     kind_of,
     list_folder,
 )
 from samebits.recipes.listing import find_faults, nearest_fix, read_list, some, whole_path
-
-if TYPE_CHECKING:
-    from samebits.recipes.classify.rows import ImageRows
-
 
 # Where images come from: class folders, a CSV file of path,label, or rows of a dataset.
 #
@@ -51,7 +48,6 @@ _CSV_COLUMNS = (
 )
 _MAX_CSV_BYTES = 1 << 30
 _FIX = "Correct the line, or set data.images to a folder that contains all images."  # in a CSV file
-ImageSet: TypeAlias = "FileSet | ImageRows"
 
 
 class FileSet:
@@ -111,6 +107,9 @@ class FileSet:
         return EncodedImage(self.folder / name)
 
 
+ImageSet = FileSet | ImageRows
+
+
 def open_set(path: Path, config: DataConfig) -> ImageSet:
     """Open a path of the settings, whichever form it has.
 
@@ -120,10 +119,6 @@ def open_set(path: Path, config: DataConfig) -> ImageSet:
     """
     if kind_of(path) is None:
         return FileSet(path, config.images)
-    from samebits.recipes.classify.rows import (
-        ImageRows,  # imported late, because most datasets are folders
-    )
-
     return ImageRows(path, config.columns)
 
 

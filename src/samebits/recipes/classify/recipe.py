@@ -24,7 +24,7 @@ from samebits.recipes.classify.data import ImageFiles, preprocess, resize_px
 from samebits.recipes.classify.listing import list_images, list_validation
 from samebits.recipes.classify.model import build_model
 from samebits.recipes.classify.rows import Files, order_row
-from samebits.recipes.listing import header_rows, is_another_set, whole_path
+from samebits.recipes.listing import is_another_set, listing_rows, whole_path
 from samebits.recipes.results import (
     ByteArray,
     draw_classes,
@@ -80,12 +80,11 @@ def draw_evaluation(
     if "confusion" in state:
         matrix = np.array(state["confusion"], np.int64)
         table = np.column_stack([matrix.sum(1), matrix.diagonal(), matrix])
-        _write_counts(
-            table, [f"predicted {name}" for name in classes], classes, folder / "confusion.csv"
-        )
+        columns = [f"predicted {name}" for name in classes]
     else:
         table = np.column_stack([state["samples"], state["correct"]])
-        _write_counts(table, [], classes, folder / "confusion.csv")
+        columns = []
+    _write_counts(table, columns, classes, folder / "confusion.csv")
     draw_classes(
         metric, samples, folder, classes=classes, tiles=lambda batch: tiles(batch, classes)
     )
@@ -145,12 +144,6 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     """Build the parts from the settings without opening an image. Raises ConfigError if there is no such network."""
     classes: list[str] = dataset_info["classes"]
     model = build_model(config.model, len(classes))
-    rows = {
-        "data": f"{len(classes):,} classes in {config.data.path(train=True)}",
-        "classes": order_row(classes) if config.data.classes is None else "",
-        "model": config.model.name,
-        "frozen": frozen_row(model, weights=config.model.weights),
-    }
     return Parts(
         model=model,
         loss=partial(cross_entropy, label_smoothing=config.loss.label_smoothing),
@@ -184,7 +177,13 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
                 "crop_px": config.data.size_px,
             },
         },
-        describe=header_rows(rows, dataset_info),
+        describe={
+            "data": f"{len(classes):,} classes in {config.data.path(train=True)}",
+            "classes": order_row(classes) if config.data.classes is None else "",
+            "model": config.model.name,
+            "frozen": frozen_row(model, weights=config.model.weights),
+            **listing_rows(dataset_info),
+        },
     )
 
 

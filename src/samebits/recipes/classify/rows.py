@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 from samebits.data.images import EncodedImage
 from samebits.data.names import (
@@ -45,10 +44,11 @@ NO_CLASS = "-1", "nan", "null", "<na>"
 Files = dict[str, list[str]]
 
 # Files that `save_to_disk` of Hugging Face datasets writes into a folder.
+_KINDS = ("tar", "parquet")  # endings of files with rows
 _DATASETS = ("state.json", "dataset_dict.json")
 
 
-def kind_of(path: Path) -> Literal["tar", "parquet"] | None:
+def kind_of(path: Path) -> str | None:
     """Return in which form a path has rows instead of image files; None if it has none.
 
     Tar shards and Parquet files are named by a file, a pattern such as `train-*.tar`, or a folder that has them.
@@ -57,8 +57,7 @@ def kind_of(path: Path) -> Literal["tar", "parquet"] | None:
         ConfigError: The folder is a Hugging Face dataset on disk.
     """
     path = path.expanduser()
-    kinds: tuple[Literal["tar"], Literal["parquet"]] = ("tar", "parquet")
-    for kind in kinds:
+    for kind in _KINDS:
         if path.name.endswith((f".{kind}", f".{kind}}}")) and not path.is_dir():
             return kind
     try:
@@ -72,7 +71,7 @@ def kind_of(path: Path) -> Literal["tar", "parquet"] | None:
             f'  datasets.load_from_disk("{path}").to_parquet("train.parquet")',
         )
     endings = {name.rpartition(".")[2] for name in names if name[0] != "."}
-    return next((kind for kind in kinds if kind in endings), None)
+    return next((kind for kind in _KINDS if kind in endings), None)
 
 
 def list_folder(

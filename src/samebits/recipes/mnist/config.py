@@ -1,13 +1,12 @@
 """Settings of the mnist recipe, in addition to the shared settings."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from samebits.config.schema import RunConfig, Settings
-
-Count = Annotated[int, Field(ge=1)]
+from samebits.recipes.vision_config import Count
 
 
 class DataConfig(Settings):

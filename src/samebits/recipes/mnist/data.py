@@ -6,6 +6,7 @@ Legend: N images, H and W their height and width.
 import gzip
 import io
 import math
+import os
 import struct
 import zlib
 from dataclasses import dataclass
@@ -50,16 +51,14 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
         DataError: The file can't be read or unpacked, is empty or cut off, or is not such an IDX file.
     """
     head_bytes = 4 + 4 * num_dims
-    packed = read_list(path, MAX_BYTES, "Check the path and its permissions.")
-    # The header first: it states how much may be unpacked.
-    content = _unpacked(path, packed, head_bytes)
+    content = _unpacked(path, read_list(path, MAX_BYTES, "Check the path and its permissions."))
     expected = (
         f"an IDX file of unsigned bytes with {num_dims} dimension{'s' if num_dims > 1 else ''}"
     )
     magic = bytes((0, 0, 8, num_dims))
-    if content[:4] != magic[: len(content)]:
+    if len(content) >= 4 and content[:4] != magic:
         given = " ".join(f"{byte:02x}" for byte in content[:4])
-        is_swapped = content[:3] == magic[:3] and len(content) > 3
+        is_swapped = content[:3] == magic[:3]
         raise DataError(
             f"{path} is not {expected}",
             given=f"first bytes {given}",
@@ -68,35 +67,28 @@ def read_idx(path: Path, num_dims: int) -> ByteArray:
             fix="Rename the files." if is_swapped else _AGAIN,
         )
     if len(content) < head_bytes:
-        short = f"truncated: {len(content)} bytes, but the header alone has {head_bytes}"
-        raise DataError(f"{path} is {short if content else 'empty'}", allowed=expected, fix=_AGAIN)
-    shape = struct.unpack_from(f">{num_dims}I", content, 4)
-    size = head_bytes + math.prod(shape)
-    wanted = " x ".join(f"{length:,}" for length in shape)
-    if size > MAX_BYTES:
         raise DataError(
-            f"{path} declares {size:,} bytes",
-            given=f"shape in its header: {wanted}",
-            allowed=f"at most {MAX_BYTES:,} bytes",
+            f"{path} is truncated: {len(content)} bytes, but the header alone has {head_bytes}",
+            allowed=expected,
             fix=_AGAIN,
         )
-    # One byte more than the header declares is enough to detect a file that is too long.
-    content = _unpacked(path, packed, size + 1)
+    shape = struct.unpack_from(f">{num_dims}I", content, 4)
+    size = head_bytes + math.prod(shape)
     if len(content) != size:
-        short = f"truncated: {len(content):,} bytes"
+        wanted = " x ".join(f"{length:,}" for length in shape)
         raise DataError(
-            f"{path} is {short if len(content) < size else f'too long: over {size:,} bytes'}",
+            f"{path} is {'truncated' if len(content) < size else 'too long'}: {len(content):,} bytes",
             allowed=f"{size:,} bytes, from the shape {wanted} in its header",
             fix=_AGAIN,
         )
     return np.frombuffer(content, np.uint8, offset=head_bytes).reshape(shape)
 
 
-def _unpacked(path: Path, packed: bytes, num_bytes: int) -> bytes:
-    """Decompress the first bytes of a file."""
+def _unpacked(path: Path, packed: bytes) -> bytes:
+    """Decompress a file, up to the limit and one byte more, which shows that it is too long."""
     try:
-        if path.suffix == ".gz" and packed:
-            return gzip.GzipFile(fileobj=io.BytesIO(packed)).read(num_bytes)
+        if path.suffix == ".gz":
+            return gzip.GzipFile(fileobj=io.BytesIO(packed)).read(MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
             f"{path} can't be unpacked: {error}",
@@ -104,7 +96,7 @@ def _unpacked(path: Path, packed: bytes, num_bytes: int) -> bytes:
             cause="the file is truncated or damaged",
             fix=_AGAIN,
         ) from error
-    return packed[:num_bytes]
+    return packed
 
 
 @dataclass(frozen=True)
@@ -261,30 +253,22 @@ def _find(config: DataConfig, name: str) -> Path:
     """Find a file in the data folder, plain or packed; download it if there is none."""
     root = config.root.expanduser()
     folders = (root, root / "MNIST" / "raw")
+    # Some sites pack the files with a dot in their names.
+    wanted = [each + ending for each in (name, name.replace("-idx", ".idx")) for ending in ENDINGS]
     for folder in folders:
-        # Some sites pack the files with a dot in their names.
-        for file in (
-            each + ending for each in (name, name.replace("-idx", ".idx")) for ending in ENDINGS
-        ):
-            path = folder / file
-            try:
-                # stat, not exists: exists() is also False in a folder that may not be entered.
-                path.stat()
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError as error:
-                raise DataError(
-                    f"the data folder {folder} can't be read: {error.strerror}",
-                    given=f"data.root={config.root}",
-                    fix="Make the folder readable, or set another data.root.",
-                ) from error
-            return path
-    if root.exists() and not root.is_dir():
-        raise DataError(
-            f"the data folder {root} is a file",
-            given=f"data.root={config.root}",
-            fix="Set data.root to a folder.",
-        )
+        try:
+            there = os.listdir(folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise DataError(
+                f"the data folder {folder} can't be read: {error.strerror}",
+                given=f"data.root={config.root}",
+                fix="Make the folder readable, or set another data.root.",
+            ) from error
+        found = [file for file in wanted if file in there]
+        if found:
+            return folder / found[0]
     if not config.download:
         raise DataError(
             f"{root} contains no {name}",

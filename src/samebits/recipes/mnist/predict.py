@@ -44,7 +44,9 @@ def _ink(path: Path) -> GrayArray:
         EncodedImage,  # imported late, because training does not need it
     )
 
-    gray = _gray(EncodedImage(path, max_pixels=_MAX_PIXELS).image())
+    # 16 bits are scaled, and transparent pixels are white.
+    pixels = EncodedImage(path, max_pixels=_MAX_PIXELS).pixels()
+    gray = np.asarray(Image.fromarray(pixels).convert("L"), dtype=np.float32) / np.float32(255)
     border = np.concatenate([gray[0], gray[-1], gray[:, 0], gray[:, -1]])
     ink = 1 - gray if np.median(border) > 0.5 else gray
     if ink.max() - ink.min() < 0.05:
@@ -54,20 +56,6 @@ def _ink(path: Path) -> GrayArray:
             fix="Use an image with dark ink on a light background, or light ink on a dark one.",
         )
     return ink
-
-
-def _gray(image: Image.Image) -> GrayArray:
-    """Convert an image of any mode to (H, W) brightness in 0 to 1."""
-    if image.mode[0] in "IF":
-        # 16 and 32 bits: a conversion to "L" would clip everything above 255. The brightest pixel counts as white.
-        # floats in a file can be infinite or NaN
-        wide = np.nan_to_num(np.asarray(image, dtype=np.float32))
-        bright: GrayArray = np.clip(wide / max(float(wide.max()), 1.0), 0, 1, dtype=np.float32)
-        return bright
-    image = image.convert("RGBA")
-    paper = Image.new("RGBA", image.size, "white")
-    gray = Image.alpha_composite(paper, image).convert("L")
-    return np.asarray(gray, dtype=np.float32) / np.float32(255)
 
 
 def _fit(ink: GrayArray, scale: Scale) -> GrayArray:

@@ -46,6 +46,12 @@ class _Entry(BaseModel):
     iscrowd: IsCrowd = None
 
 
+class _Category(BaseModel):
+    id: Id
+    name: Any = None
+    keypoints: Any = None
+
+
 _MAX_OUTSIDE = 0.2  # of the keypoints: cut people have some; coordinates of another image size most
 
 
@@ -86,9 +92,9 @@ def read_annotations(path: Path, skeleton: Skeleton) -> COCO:
         DataError: It can't be read, or a field is wrong. Shows the field and its entry.
     """
     content = read_coco(path)
-    category = _person(content["categories"], skeleton, path)
-    ids = [each.get("id") for each in content["categories"] if isinstance(each, dict)]
-    others = [each for each in ids if each not in (category, None)]
+    categories = check_entries(content["categories"], _Category, "categories", path, unique=False)
+    category = _person(categories, skeleton, path)
+    others = [each["id"] for each in categories if each["id"] != category]
     known = {"image_id": {image["id"] for image in content["images"]}, "category_id": [category]}
     people = check_entries(
         content["annotations"],
@@ -106,32 +112,30 @@ def read_annotations(path: Path, skeleton: Skeleton) -> COCO:
             allowed="a number of pixels, as in other annotations",
             fix=FIX,
         )
-    _check_places(people, {image["id"]: image for image in content["images"]}, path)
-    return index_coco(
+    coco = index_coco(
         {**content, "annotations": [{**person, "category_id": category} for person in people]}
     )
+    _check_places(coco, path)
+    return coco
 
 
-def _check_places(
-    people: Sequence[Mapping[str, Any]], images: Mapping[int, Mapping[str, Any]], path: Path
-) -> None:
+def _check_places(coco: COCO, path: Path) -> None:
     """Check that keypoints are pixels of their images: no position would be learned from others."""
-    num_points = num_outside = num_fractions = 0
+    num_points = num_outside = 0
+    are_fractions = True
     where = ""
-    for person in people:
-        image = images[person["image_id"]]
-        points = person["keypoints"]
-        for x, y, visible in zip(points[::3], points[1::3], points[2::3], strict=True):
-            if visible > 0:
-                num_points += 1
-                num_fractions += 0 <= x <= 1 and 0 <= y <= 1
-                if not (-1 <= x <= image["width"] + 1 and -1 <= y <= image["height"] + 1):
-                    num_outside += 1
-                    where = (
-                        where
-                        or f"annotation {person['id']}: x={x:g}, y={y:g} in {image['width']}x{image['height']}"
-                    )
-    are_fractions = num_fractions == num_points
+    for person in coco.anns.values():
+        image = coco.imgs[person["image_id"]]
+        size = image["width"], image["height"]
+        points = np.array(person["keypoints"]).reshape(-1, 3)
+        points = points[points[:, 2] > 0, :2]
+        outside = points[((points < -1) | (points > np.add(size, 1))).any(axis=1)]
+        num_points += len(points)
+        num_outside += len(outside)
+        are_fractions &= bool(((points >= 0) & (points <= 1)).all())
+        if len(outside) and not where:
+            x, y = outside[0]
+            where = f"annotation {person['id']}: x={x:g}, y={y:g} in {size[0]}x{size[1]}"
     if num_points and (are_fractions or num_outside > _MAX_OUTSIDE * num_points):
         raise DataError(
             f"the keypoints in {path} are not in pixels of the images"
@@ -152,17 +156,15 @@ def is_hidden(person: Mapping[str, Any]) -> bool:
 
 def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path) -> int:
     """Return the number of the category with these joints."""
-    categories = [entry if isinstance(entry, dict) else {} for entry in categories]
-    people = [entry for entry in categories if entry.get("name") == "person"]
-    # Not isinstance, for which True is an int.
-    if not people or type(people[0].get("id")) is not int:
-        names = ", ".join(shown(entry.get("name")) for entry in categories[:8])
+    people = [entry for entry in categories if entry["name"] == "person"]
+    if not people:
+        names = ", ".join(shown(entry["name"]) for entry in categories[:8])
         raise DataError(
             f"{path} has no category person",
             given=f"categories: {names or 'none'}",
             fix="Use an annotation file of person keypoints.",
         )
-    joints = people[0].get("keypoints")
+    joints = people[0]["keypoints"]
     if joints is None:
         order = f"taken as {skeleton.joints[0]}, {skeleton.joints[1]}, ... {skeleton.joints[-1]}"
         LOGGER.warning(
@@ -179,7 +181,8 @@ def _person(categories: Sequence[dict[str, Any]], skeleton: Skeleton, path: Path
             if others
             else "Use an annotation file of the dataset data.name.",
         )
-    return int(people[0]["id"])
+    number: int = people[0]["id"]
+    return number
 
 
 # Possible paths of the annotations and images of a split below the root, the usual one first.

@@ -13,8 +13,8 @@ from samebits.config.schema import RunConfig, Settings
 from samebits.metrics.eval_sets import check_set_names
 from samebits.recipes.network_config import TIMM, NetworkConfig
 from samebits.recipes.pose.skeletons import SKELETONS, Skeleton
+from samebits.recipes.vision_config import Count
 
-Count = Annotated[int, Field(ge=1)]
 Factor = Annotated[float, Field(ge=0)]
 Scale = Annotated[float, Field(gt=0, le=8)]
 

@@ -6,7 +6,7 @@ Legend: N images, H and W height and width of an image, P people, K joints, S th
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -62,12 +62,15 @@ def draw_heatmaps(joints: Floats, sigma: float, size_px: int, out: Maps | None =
         (K, R, R).
     """
     maps = np.zeros((joints.shape[1], size_px, size_px), np.float32) if out is None else out
+    patch = _patch(sigma)
     _, kinds, pixels = joints_on_map(joints, size_px)
-    if not len(kinds):
-        return maps
-    places, values = _spots(kinds, pixels, sigma, size_px)
-    # numpy keeps the last of several values for one index, and values ascend: a maximum without a loop over joints.
-    maps.reshape(-1)[places] = values
+    # Rounded as in the reference: if 3 * sigma is not whole, a patch is slightly off center and may be cut.
+    firsts = np.round(pixels - (3 * sigma + 1)).astype(np.int64).tolist()
+    lasts = np.minimum(np.round(pixels + (3 * sigma + 2)).astype(np.int64), size_px).tolist()
+    for kind, (left, top), (right, bottom) in zip(kinds, firsts, lasts, strict=True):
+        area = maps[kind, max(top, 0) : bottom, max(left, 0) : right]
+        part = patch[max(-top, 0) : bottom - top, max(-left, 0) : right - left]
+        np.maximum(area, part, out=area)
     return maps
 
 
@@ -100,41 +103,12 @@ def index_joints(joints: Floats, size_px: int, max_people: int) -> IntArray:
     return index
 
 
-def _spots(kinds: IntArray, pixels: IntArray, sigma: float, size_px: int) -> tuple[IntArray, Maps]:
-    """Compute indices into the flattened maps and values of peaks of one sigma, by ascending value; both flat."""
-    patch = _patch(sigma)
-    reach = 3 * sigma
-    starts = kinds * size_px**2
-    # Rounded as in the reference: if 3 * sigma is not whole, a patch is slightly off center and may be cut.
-    firsts = np.round(pixels - (reach + 1)).astype(np.int64)
-    lasts = np.minimum(np.round(pixels + (reach + 2)).astype(np.int64), size_px)
-    rows = patch.down[:, None] + firsts[:, 1]
-    columns = patch.right[:, None] + firsts[:, 0]
-    inside = (rows >= 0) & (columns >= 0) & (rows < lasts[:, 1]) & (columns < lasts[:, 0])
-    places = rows * size_px + columns + starts
-    return places[inside], np.broadcast_to(patch.values, places.shape)[inside]
-
-
-class _Patch(NamedTuple):
-    """A Gaussian of height 1 on a square of N pixels: (N,) rows and columns, (N, 1) ascending values."""
-
-    down: IntArray
-    right: IntArray
-    values: Maps
-
-
 @lru_cache(maxsize=256)
-def _patch(sigma: float) -> _Patch:
+def _patch(sigma: float) -> Maps:
+    """Compute a Gaussian of height 1 on a square of pixels: (N, N), with N = 6 * sigma + 3."""
     offsets = np.arange(0, 6 * sigma + 3) - (3 * sigma + 1)
     squares = offsets**2
-    values = (
-        np.exp(-(squares[:, None] + squares[None, :]) / (2 * sigma**2))
-        .astype(np.float32)
-        .reshape(-1)
-    )
-    order = np.argsort(values, kind="stable")
-    down, right = np.divmod(order, len(offsets))
-    return _Patch(down, right, values[order, None])
+    return np.exp(-(squares[:, None] + squares[None, :]) / (2 * sigma**2)).astype(np.float32)
 
 
 STRIDES = (4, 2)  # of the two outputs of the network

@@ -136,19 +136,16 @@ def forward_views(
     Returns:
         (K, H, W) heat, the mean over views; (T, K, H, W) tags.
     """
-    size = (project_to.height, project_to.width) if project_to is not None else None
-    total: Tensor | None = None
-    tags: Tensor | None = None
-    for scale, seen in views.items():
-        heat, own_tags = _forward_view(model, normalize(seen.sample(image)), mirrored)
-        size = size or (heat.shape[-2], heat.shape[-1])
-        heat = _resized(heat, size)
-        total = heat if total is None else total.add_(heat)
-        if scale == 1 or len(views) == 1:
-            tags = _resized(own_tags, size)
-    if total is None or tags is None:
-        raise ValueError(f"tags are taken from scale 1, which is not among {sorted(views)}")
-    return total / len(views), tags
+    found = {
+        scale: _forward_view(model, normalize(seen.sample(image)), mirrored)
+        for scale, seen in views.items()
+    }
+    heats = [heat for heat, _ in found.values()]
+    size = heats[0].shape[-2:] if project_to is None else (project_to.height, project_to.width)
+    first, *others = [_resized(heat, size) for heat in heats]
+    # `TestConfig` asks for scale 1 if there are several.
+    _, tags = found[1] if len(found) > 1 else found.popitem()[1]
+    return sum(others, first) / len(views), _resized(tags, size)
 
 
 def to_prediction(found: Detections) -> dict[str, Any]:
@@ -192,10 +189,10 @@ def _forward_view(
     return (heat[0] + back) / 2, torch.stack([tags[0], own_tags])
 
 
-def _resized(maps: Tensor, size: tuple[int, int]) -> Tensor:
+def _resized(maps: Tensor, size: Sequence[int]) -> Tensor:
     """Resize (C, h, w) or (T, C, h, w)."""
     if maps.shape[-2:] == size:
         return maps
     batch = maps if maps.dim() == 4 else maps[None]
-    resized = F.interpolate(batch, size=size, mode="bilinear", align_corners=False)
+    resized = F.interpolate(batch, size=tuple(size), mode="bilinear", align_corners=False)
     return resized if maps.dim() == 4 else resized[0]

@@ -126,11 +126,7 @@ class HigherHRNet(nn.Module):
         self.final_layers = nn.ModuleList(
             [nn.Conv2d(widths[0], num_maps, 1), nn.Conv2d(fine, num_joints, 1)]
         )
-        deconvolution = nn.Sequential(
-            nn.ConvTranspose2d(widths[0] + num_maps, fine, 4, stride=2, padding=1, bias=False),
-            nn.BatchNorm2d(fine),
-            nn.ReLU(inplace=True),
-        )
+        deconvolution = _double(widths[0] + num_maps, fine)
         blocks = [nn.Sequential(BasicBlock(fine)) for _ in range(config.deconv_blocks)]
         self.deconv_layers = nn.ModuleList([nn.Sequential(deconvolution, *blocks)])
         self._initialize()
@@ -168,13 +164,9 @@ class PyramidPose(nn.Module):
         super().__init__()
         width = config.width
         num_maps = 2 * num_joints  # heatmaps and tags
-        self.pyramid = Pyramid(config.name.removeprefix("timm/"), width)
+        self.pyramid = Pyramid(config.name, width)
         self.coarse = nn.Conv2d(width, num_maps, 1)
-        self.finer = nn.Sequential(
-            nn.ConvTranspose2d(width + num_maps, width, 4, stride=2, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(inplace=True),
-        )
+        self.finer = _double(width + num_maps, width)
         self.fine = nn.Conv2d(width, num_joints, 1)
 
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -210,6 +202,15 @@ def _halve(channels_in: int, channels_out: int) -> nn.Module:
         nn.Sequential(
             *_conv_norm(channels_in, channels_out, kernel=3, stride=2), nn.ReLU(inplace=True)
         )
+    )
+
+
+def _double(channels_in: int, channels_out: int) -> nn.Sequential:
+    """Make the layers that double the resolution."""
+    return nn.Sequential(
+        nn.ConvTranspose2d(channels_in, channels_out, 4, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(channels_out),
+        nn.ReLU(inplace=True),
     )
 
 

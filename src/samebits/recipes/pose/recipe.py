@@ -169,11 +169,8 @@ def draw_prediction(
     Raises:
         DataError: The image can't be read.
     """
-    people = [
-        np.array(person["keypoints"], np.float64).reshape(-1, 3) for person in prediction["people"]
-    ]
     image = Image.fromarray(read_rgb(path))
-    shown = _sure(people)
+    shown = _sure(_people(prediction["people"]))
     # An image without people would look unprocessed.
     return draw_people(image, shown, skeleton) if shown else add_caption(image, "no people")
 
@@ -188,11 +185,8 @@ def draw_evaluation(metric: PoseMetric, samples: EvalImages, folder: Path) -> No
         factor = PANEL_PX / max(image.size)
         size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
         small = image.resize(size, Image.Resampling.LANCZOS)
-        found = _sure([np.array(result["keypoints"]).reshape(-1, 3) for result in each["results"]])
-        there = [
-            np.array(person["keypoints"], np.float64).reshape(-1, 3)
-            for person in each["target"]["annotations"]
-        ]
+        found = _sure(_people(each["results"]))
+        there = _people(each["target"]["annotations"])
         drawn = [
             np.asarray(
                 draw_people(small, [_scaled(person, factor) for person in people], metric.skeleton)
@@ -210,6 +204,11 @@ def draw_evaluation(metric: PoseMetric, samples: EvalImages, folder: Path) -> No
         draw_sheet(
             title, panels, captions, folder / "people.png", num_columns=columns, tile_px=tile_px
         )
+
+
+def _people(entries: Sequence[Mapping[str, Any]]) -> list[Floats]:
+    """Return (K, 3) for each entry in COCO's format, as `draw_people` takes them."""
+    return [np.array(entry["keypoints"], np.float64).reshape(-1, 3) for entry in entries]
 
 
 def _scaled(person: Floats, factor: float) -> Floats:
@@ -277,7 +276,6 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     trained, validated = (set(split_names(config.data, train=train)) for train in (True, False))
     both = sorted((trained | ({"train", "val"} if "trainval" in trained else set())) & validated)
     model = build_model(config.model, skeleton.num_joints)
-    frozen = frozen_row(model, weights=config.model.weights)
     return Parts(
         model=model,
         loss=partial(pose_loss, config=config.loss),
@@ -309,8 +307,8 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
             "model": config.model.name
             if config.model.is_timm
             else f"HigherHRNet-W{config.model.width}",
-            **({"frozen": frozen} if frozen else {}),
-            **({"validation": f"warning: {', '.join(both)} is trained on too"} if both else {}),
+            "frozen": frozen_row(model, weights=config.model.weights),
+            "validation": f"warning: {', '.join(both)} is trained on too" if both else "",
         },
     )
 

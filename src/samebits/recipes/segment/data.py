@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samebits.data.crop import Box, RandomBoxes, resize_into, resized
+from samebits.data.crop import Box, RandomBoxes, resized
 from samebits.data.images import ByteArray, EncodedImage
 from samebits.data.keyed import IntArray, KeyArray, uniform
 from samebits.data.samples import Batch, Samples
@@ -85,7 +85,7 @@ class LabeledImages(Samples):
                 is_mirrored = flips[row]
             else:
                 masks.append(torch.from_numpy(np.ascontiguousarray(mask)))
-            resize_into(images[row], pixels, box, mirrored=is_mirrored)
+            images[row] = resized(pixels, box, *size, mirrored=is_mirrored)
             labels[row] = torch.from_numpy(_resized_labels(mask, box, size, is_mirrored))
         targets = {"labels": labels} if self._train else {"labels": labels, "masks": masks}
         return Batch(images, targets, torch.from_numpy(indices))
@@ -105,7 +105,7 @@ def _scaled(box: Box, width: int, height: int) -> Box:
 def _resized_labels(
     labels: ByteArray, box: Box, size: tuple[int, int], is_mirrored: bool
 ) -> ByteArray:
-    """Resize a box of (H, W) labels to (h, w) by the nearest pixel, aligned as `resize_into` does."""
+    """Resize a box of (H, W) labels to (h, w) by the nearest pixel, aligned as `resized` does."""
     height, width = size
     rows = box.top + (2 * np.arange(height) + 1) * box.height // (2 * height)
     columns = box.left + (2 * np.arange(width) + 1) * box.width // (2 * width)

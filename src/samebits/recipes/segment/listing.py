@@ -51,21 +51,18 @@ class _Category(BaseModel):
     name: Annotated[str, AfterValidator(_class_name)]
 
 
-def _bounds(region: Mapping[str, Any]) -> tuple[float, float, float, float] | None:
-    """Return left, top, right and bottom of a region in pixels; None for run lengths, or if it has another form."""
-    try:
-        outlines = [outline[: len(outline) // 2 * 2] for outline in region["segmentation"]]
-        points = np.concatenate([np.reshape(outline, (-1, 2)) for outline in outlines])
-        return *points.min(axis=0).tolist(), *points.max(axis=0).tolist()
-    except (TypeError, ValueError, KeyError):
-        return None
+def _bounds(outlines: Sequence[Sequence[float]]) -> tuple[float, float, float, float]:
+    """Return left, top, right and bottom of a region's polygons, in pixels."""
+    pairs = [np.reshape(outline[: len(outline) // 2 * 2], (-1, 2)) for outline in outlines]
+    points = np.concatenate(pairs)
+    return *points.min(axis=0).tolist(), *points.max(axis=0).tolist()
 
 
-def _covers_a_pixel(region: Mapping[str, Any], image: Mapping[str, int]) -> bool:
-    bounds = _bounds(region)
-    if bounds is None:
+def _covers_a_pixel(region: Any, image: Mapping[str, int]) -> bool:
+    """Return whether polygons cover a pixel of an image. Run lengths always count as if they did."""
+    if isinstance(region, dict):
         return True
-    left, top, right, bottom = bounds
+    left, top, right, bottom = _bounds(region)
     return (
         min(right, image["width"]) - max(left, 0) >= 1
         and min(bottom, image["height"]) - max(top, 0) >= 1
@@ -111,7 +108,7 @@ class CocoFile:
         self._images: dict[str, dict[str, Any]] = {
             image["file_name"]: image for image in content["images"]
         }
-        self._check_places(regions, {image["id"]: image for image in content["images"]})
+        self._check_places(regions)
         self.names = sorted(image["file_name"] for image in content["images"])
         for name, other in pairwise(self.names):
             if name == other:
@@ -119,20 +116,20 @@ class CocoFile:
                     f"{name} is listed twice in {self.path}", fix="Remove one of the entries."
                 )
 
-    def _check_places(
-        self, regions: Sequence[Mapping[str, Any]], images: Mapping[int, Mapping[str, Any]]
-    ) -> None:
+    def _check_places(self, regions: Sequence[Mapping[str, Any]]) -> None:
         """Check that some region of each category covers a pixel: a class without pixels would be learned at once."""
         first: dict[int, Mapping[str, Any]] = {}
         covering = set()
         for region in regions:
             kind = region["category_id"]
             first.setdefault(kind, region)
-            if kind not in covering and _covers_a_pixel(region, images[region["image_id"]]):
+            if kind not in covering and _covers_a_pixel(
+                region["segmentation"], self._coco.imgs[region["image_id"]]
+            ):
                 covering.add(kind)
         for kind, region in first.items():
             if kind not in covering:
-                box = ", ".join(f"{value:g}" for value in _bounds(region) or ())
+                box = ", ".join(f"{value:g}" for value in _bounds(region["segmentation"]))
                 raise DataError(
                     f"no region of {self.categories[kind]} in {self.path} covers a pixel of its image",
                     given=f"annotation {region['id']}: left, top, right, bottom {box}",
@@ -299,26 +296,25 @@ def _classes_of(
     Labels are empty if the masks are not read.
     """
     folders = [dataset for dataset in datasets if isinstance(dataset, MaskFolder)]
-    if not folders:
-        files = [dataset for dataset in datasets if isinstance(dataset, CocoFile)]
-        classes = _coco_classes(config, files)
-        return {"classes": classes}, [file.classes_by_name(classes) for file in files]
-    if len(folders) < len(datasets):
+    files = [dataset for dataset in datasets if isinstance(dataset, CocoFile)]
+    if folders and files:
         raise DataError(
             "data.train and data.eval are a folder and a COCO file",
             fix="Use the same form for both.",
         )
+    if files:
+        classes = _coco_classes(config, files)
+        return {"classes": classes}, [file.classes_by_name(classes) for file in files]
+    labels: list[Mapping[str, Collection[object]]] = [{}]
     if config.values is not None:
-        return {
-            "classes": list(config.classes or map(str, config.values)),
-            "values": list(config.values),
-        }, [{}]
-    found = [find_values(folder) for folder in folders]
-    values = choose_values(found, config, path)
-    labels: list[Mapping[str, Collection[object]]] = [
-        {name: set(values).intersection(each) for name, each in part.by_name.items()}
-        for part in found
-    ]
+        values = list(config.values)
+    else:
+        found = [find_values(folder) for folder in folders]
+        values = choose_values(found, config, path)
+        labels = [
+            {name: set(values).intersection(each) for name, each in part.by_name.items()}
+            for part in found
+        ]
     return {"classes": list(config.classes or map(str, values)), "values": values}, labels
 
 

@@ -27,7 +27,7 @@ from samebits.recipes.backbones import (
     initial_weights,
     published_info,
 )
-from samebits.recipes.listing import header_rows, some
+from samebits.recipes.listing import listing_rows, some
 from samebits.recipes.results import draw_matrix, draw_samples, draw_shares
 from samebits.recipes.segment.config import MAX_PIXELS, Config, ModelConfig
 from samebits.recipes.segment.data import LabeledImages, read_image
@@ -116,19 +116,17 @@ class PyramidSegmenter(nn.Module):
 
 def build_model(config: ModelConfig, num_classes: int) -> nn.Module:
     """Build and initialize a network on the CPU: (N, 3, H, W) -> (N, C, H, W) logits."""
-    model = _build(config, num_classes)
+    model: nn.Module
+    if config.is_timm:
+        model = PyramidSegmenter(config.name, config.width, num_classes)
+    elif config.name == "unet":
+        model = UNet(config.width, num_classes)
+    else:
+        build = getattr(zoo, config.name)
+        # Without these arguments, torchvision downloads weights of the backbone.
+        model = OnlyLogits(build(weights=None, weights_backbone=None, num_classes=num_classes))
     freeze_parts(model, config.freeze)
     return model
-
-
-def _build(config: ModelConfig, num_classes: int) -> nn.Module:
-    if config.is_timm:
-        return PyramidSegmenter(config.name.removeprefix("timm/"), config.width, num_classes)
-    if config.name == "unet":
-        return UNet(config.width, num_classes)
-    build = getattr(zoo, config.name)
-    # Without these arguments, torchvision downloads weights of the backbone.
-    return OnlyLogits(build(weights=None, weights_backbone=None, num_classes=num_classes))
 
 
 # The training loss: cross-entropy and the Dice loss, both without ignored pixels.
@@ -286,14 +284,7 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
     data = config.data
     classes = list(dataset_info["classes"])
     num_without = dataset_info["num_without_mask"]
-    rows = {
-        "data": f"{len(classes)} classes in {data.path(train=True) or 'synthetic shapes'}",
-        "model": config.model.name,
-        "classes": some(classes, 8),
-        "no mask": f"{num_without:,} images are left out" if num_without else "",
-    }
     model = build_model(config.model, len(classes))
-    rows["frozen"] = frozen_row(model, weights=config.model.weights)
     return Parts(
         model=model,
         loss=partial(segment_loss, dice=config.loss.dice),
@@ -316,7 +307,14 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
             "std": STD,
             "preprocess": {"colors": "RGB", "resize_px": data.size_px},
         },
-        describe=header_rows(rows, dataset_info),
+        describe={
+            "data": f"{len(classes)} classes in {data.path(train=True) or 'synthetic shapes'}",
+            "model": config.model.name,
+            "classes": some(classes, 8),
+            "no mask": f"{num_without:,} images are left out" if num_without else "",
+            "frozen": frozen_row(model, weights=config.model.weights),
+            **listing_rows(dataset_info),
+        },
     )
 
 

@@ -4,6 +4,9 @@ Whole label files are encoded and whole batches are decoded at once, as arrays o
 """
 
 import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -48,15 +51,15 @@ class Alphabet:
                 allowed=f"at most {MAX_CHARACTERS:,}",
                 fix="Check that the file contains characters and not text.",
             )
-        seen: set[str] = set()
-        for index, character in enumerate(characters):
-            if character in seen:
-                raise DataError(
-                    f"the alphabet has {show_character(character)} twice",
-                    where=f"characters {characters.index(character) + 1:,} and {index + 1:,}",
-                    fix="Delete one of them.",
-                )
-            seen.add(character)
+        [(character, count)] = Counter(characters).most_common(1)
+        if count > 1:
+            first = characters.index(character)
+            second = characters.index(character, first + 1)
+            raise DataError(
+                f"the alphabet has {show_character(character)} twice",
+                where=f"characters {first + 1:,} and {second + 1:,}",
+                fix="Delete one of them.",
+            )
         self.characters = characters
         self._codes = codes_of(characters)
         self._sorted = np.argsort(self._codes, kind="stable")
@@ -99,11 +102,7 @@ class Alphabet:
         counts = (paths != BLANK) & (paths != before)
         together = self.decode(paths[counts])
         ends = np.cumsum(counts.sum(axis=1)).tolist()
-        return (
-            [together[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-            if ends
-            else []
-        )
+        return [together[start:end] for start, end in pairwise([0, *ends])]
 
 
 def read_alphabet(path: Path) -> Alphabet:
@@ -114,13 +113,8 @@ def read_alphabet(path: Path) -> Alphabet:
     """
     content = read_list(path, MAX_ALPHABET_BYTES, "Set data.alphabet to a readable file.")
     lines = [line for line in to_utf8(path, content).decode().split("\n") if line]
-    for number, line in enumerate(lines, start=1):
-        if len(lines) > 1 and len(line) > 1:
-            raise DataError(
-                f"{path}:{number} has {len(line)} characters",
-                allowed="all characters on one line, or one per line",
-                fix="Remove the other characters.",
-            )
+    if len(lines) > 1:
+        _check_single(path, lines, "all characters on one line, or one per line")
     try:
         return Alphabet("".join(lines))
     except DataError as error:
@@ -152,14 +146,19 @@ def read_chars(path: Path) -> list[str]:
         ]
     if table and table[0].lower() == "blank":
         table[0] = ""
-    for number, text in enumerate(table, start=1):
-        if len(text) > 1:
+    _check_single(path, table, "one character per line")
+    return table
+
+
+def _check_single(path: Path, lines: Sequence[str], allowed: str) -> None:
+    """Check that no line has several characters."""
+    for number, line in enumerate(lines, start=1):
+        if len(line) > 1:
             raise DataError(
-                f"{path}:{number} has {len(text)} characters",
-                allowed="one character per line",
+                f"{path}:{number} has {len(line)} characters",
+                allowed=allowed,
                 fix="Remove the other characters.",
             )
-    return table
 
 
 def normalize_text(text: str, form: str) -> str:

@@ -105,20 +105,12 @@ class DataConfig(Settings):
             raise ValueError(
                 "eval and val_fraction cannot be combined: both define the validation lines. Set one of them"
             )
-        if (
-            self.root is None
-            and self.train is None
-            and (self.eval is not None or self.val_fraction is not None)
-        ):
-            raise ValueError("eval and val_fraction require train")
-        if self.eval_sets and self.root is None and self.train is None:
-            raise ValueError("eval_sets requires train or root")
-        if (
-            self.root is None
-            and self.train is not None
-            and self.eval is None
-            and self.val_fraction is None
-        ):
+        is_split = self.eval is not None or self.val_fraction is not None
+        if self.root is not None:
+            return self
+        if self.train is None and (is_split or self.eval_sets):
+            raise ValueError("eval, eval_sets and val_fraction require train or root")
+        if self.train is not None and not is_split:
             raise ValueError(
                 "train requires eval, or val_fraction=0.2 to validate on a fifth of its lines"
             )
@@ -195,10 +187,10 @@ class Config(RunConfig):
             )
         check_exists("data.root", data.root)
         if data.root is None:  # otherwise these are relative to root
-            check_exists("data.train", None if data.train is None else Path(data.train))
-            check_exists("data.eval", None if data.eval is None else Path(data.eval))
+            check_exists("data.train", data.train)
+            check_exists("data.eval", data.eval)
             for name, path in data.eval_sets.items():
-                check_exists(f"data.eval_sets.{name}", Path(path))
+                check_exists(f"data.eval_sets.{name}", path)
         check_set_names(data.eval_sets, "data.eval_sets")
         for name in ("images", "chars", "alphabet"):
             check_exists(f"data.{name}", getattr(data, name))

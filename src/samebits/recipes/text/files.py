@@ -48,7 +48,7 @@ class SelectedLines:
     def label(self, index: int) -> IntArray:
         """Return the (length,) classes of a line."""
         row = int(self.rows[index])
-        return self.classes[self.labels.text_start(row) : int(self.labels.text_ends[row])]
+        return self.classes[slice(*self.labels.text_starts[row : row + 2])]
 
     def names(self) -> Iterator[str]:
         """Return the path of each image; of LMDB, its folder and number."""
@@ -157,7 +157,7 @@ def check_images(lines: SelectedLines) -> None:
 
 def turned_rows(lines: SelectedLines) -> dict[str, str]:
     """Return a header row that warns of images that are higher than wide: a line is squeezed in them."""
-    lengths = np.diff(lines.labels.text_ends, prepend=0)[lines.rows]
+    lengths = np.diff(lines.labels.text_starts)[lines.rows]
     indices = np.flatnonzero(lengths >= _LINE_LENGTH)
     chosen = indices[:: max(1, len(indices) // _LOOKED_AT)].tolist()
     num_turned = 0
@@ -192,13 +192,13 @@ def chars_path(config: DataConfig) -> Path | None:
 
 def steps_needed(labels: Labels, classes: IntArray) -> IntArray:
     """Compute the (N,) time steps that each text needs: its characters, and a blank between equal neighbors."""
-    starts = np.concatenate([[0], labels.text_ends[:-1]])
+    starts = labels.text_starts
     repeats = np.zeros(len(classes) + 1, dtype=np.int64)
     repeats[1:-1] = classes[1:] == classes[:-1]
     # The first character of a text has no left neighbor.
-    repeats[starts] = 0
+    repeats[starts[:-1]] = 0
     before = np.concatenate([[0], np.cumsum(repeats)])
-    needed: IntArray = labels.text_ends - starts + before[labels.text_ends] - before[starts]
+    needed: IntArray = np.diff(starts + before[starts])
     return needed
 
 
@@ -265,7 +265,7 @@ def _opened(labels: Labels, row: int, folder: Path | None) -> EncodedImage:
 
 def _rows_with(labels: Labels, chosen: BoolArray) -> IntArray:
     """Return the rows of labels with one of the chosen characters, given for each of `labels.codes`."""
-    return np.unique(np.searchsorted(labels.text_ends, np.flatnonzero(chosen), side="right"))
+    return np.unique(np.searchsorted(labels.text_starts[1:], np.flatnonzero(chosen), side="right"))
 
 
 def _refuse_invisible(labels: Labels) -> None:

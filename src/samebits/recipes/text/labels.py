@@ -20,7 +20,7 @@ from samebits.data.images import MAX_FILE_BYTES, too_large
 from samebits.data.keyed import IntArray
 from samebits.data.sources.plain_text import to_utf8
 from samebits.errors import DataError
-from samebits.extras import pip_line
+from samebits.extras import require
 from samebits.plain_file import short_path
 from samebits.recipes.listing import read_list, some
 from samebits.recipes.text.alphabet import CodeArray, normalize_text, read_chars, text_of
@@ -117,13 +117,9 @@ def _environment(folder: Path) -> Any:
 @contextmanager
 def _reading(folder: Path) -> Iterator[None]:
     """Convert the errors of the library to errors for the user."""
-    try:
-        import lmdb
-    except ImportError:
-        raise DataError(
-            f"{folder} is a folder, and reading LMDB requires the package lmdb",
-            fix=f"Run {pip_line('lmdb')}.",
-        ) from None
+    require("lmdb", f"{folder} is a folder, and reading LMDB")
+    import lmdb
+
     try:
         yield
     except (lmdb.Error, OSError, ValueError) as error:
@@ -171,9 +167,13 @@ class Labels:
 
     path: Path  #: The label file or LMDB folder.
     names: bytes  #: File names of the images, a line break behind each; empty names for LMDB.
-    name_ends: IntArray  #: (N,) end of each name in `names`.
+    name_starts: (
+        IntArray  #: (N + 1,) start of each name in `names`; the last value is their length.
+    )
     codes: CodeArray  #: Code points of all texts, joined.
-    text_ends: IntArray  #: (N,) end of each text in `codes`.
+    text_starts: (
+        IntArray  #: (N + 1,) start of each text in `codes`; the last value is their length.
+    )
     lines: IntArray  #: (N,) line numbers in the file, from 1; for LMDB the numbers of the images.
     is_index: bool  #: Whether the file has numbers of characters instead of texts.
     #: Numbers in index labels without a character, which make a text shorter than its label.
@@ -185,16 +185,12 @@ class Labels:
 
     def name(self, row: int) -> str:
         """Return the file name of an image."""
-        start = int(self.name_ends[row - 1]) + 1 if row else 0
-        return self.names[start : int(self.name_ends[row])].decode()
+        start, end = self.name_starts[row : row + 2].tolist()
+        return self.names[start : end - 1].decode()
 
     def text(self, row: int) -> str:
         """Return the text of an image."""
-        return text_of(self.codes[self.text_start(row) : int(self.text_ends[row])])
-
-    def text_start(self, row: int) -> int:
-        """Return the start of a text in `codes`."""
-        return int(self.text_ends[row - 1]) if row else 0
+        return text_of(self.codes[slice(*self.text_starts[row : row + 2])])
 
     def where(self, row: int) -> str:
         """Return FILE:LINE, or FOLDER:NUMBER for LMDB."""
@@ -248,7 +244,9 @@ def _read(
             characters = {str(number): each for number, each in enumerate(read_chars(chars))}
     names = bytearray()
     codes = bytearray()
-    name_ends, text_ends, numbers = array("q"), array("q"), array("q")
+    name_starts = array("q", [0])
+    text_starts = array("q", [0])
+    numbers = array("q")
     padded: list[int] = []
     num_gaps = 0
     for number, line in lines:
@@ -264,18 +262,17 @@ def _read(
             text = normalize_text(text, normalize)
         if text.strip() != text:
             padded.append(len(numbers))
-        names += name.encode()
-        name_ends.append(len(names))
-        names += b"\n"
+        names += name.encode() + b"\n"
+        name_starts.append(len(names))
         codes += text.encode("utf-32-le")
-        text_ends.append(len(codes) // 4)
+        text_starts.append(len(codes) // 4)
         numbers.append(number)
     return Labels(
         path,
         bytes(names),
-        np.array(name_ends),
+        np.array(name_starts),
         np.frombuffer(codes, np.uint32),
-        np.array(text_ends),
+        np.array(text_starts),
         np.array(numbers),
         is_index=form == "index",
         num_gaps=num_gaps,

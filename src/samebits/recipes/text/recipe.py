@@ -216,7 +216,7 @@ class LineFeatures(nn.Module):
 def build_model(config: ModelConfig, num_classes: int) -> Reader:
     """Build the network of the settings, on the CPU."""
     if config.is_timm:
-        features = LineFeatures(config.name.removeprefix("timm/"), config.width)
+        features = LineFeatures(config.name, config.width)
         return Reader(features, BidirectionalLSTM(config.width, config.num_hidden, num_classes))
     kind = {"crnn": crnn, "fast": fast}[config.name]
     return kind(num_classes, config.width, config.num_hidden)
@@ -272,7 +272,6 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         if len(widths) == 1
         else f"{len(widths)} widths from {widths[0]} to {widths[-1]}"
     )
-    seen = "".join(sign for sign in alphabet.characters[:20] if escape_invisible(sign) == sign)
     unseen = [text for sign in alphabet.characters if (text := escape_invisible(sign)) != sign]
     named = f"; invisible: {' '.join(unseen[:20])}" if unseen else ""
     tiles = partial(_tiles, data=config.data, alphabet=alphabet)
@@ -304,11 +303,12 @@ def build(config: Config, dataset_info: Mapping[str, Any]) -> Parts:
         describe={
             "data": f"images of text lines, {shown} x {HEIGHT_PX} px",
             "model": config.model.name,
-            **({"frozen": row} if (row := frozen_row(model, weights=config.model.weights)) else {}),
-            "alphabet": f"{len(alphabet):,} characters: {seen}{' ...' * (len(alphabet) > 20)}{named}",
-            **({"left out": dataset_info["left_out"]} if dataset_info.get("left_out") else {}),
+            "frozen": frozen_row(model, weights=config.model.weights),
+            "alphabet": f"{len(alphabet):,} characters: {escape_invisible(alphabet.characters[:20])}"
+            f"{' ...' * (len(alphabet) > 20)}{named}",
+            "left out": dataset_info.get("left_out", ""),
             **dataset_info.get("warnings", {}),
-            **({"labels": dataset_info["padded"]} if dataset_info.get("padded") else {}),
+            "labels": dataset_info.get("padded", ""),
         },
     )
 
@@ -344,15 +344,12 @@ def _with_set(config: Config, name: str) -> Config:
 def _left_out(parts: Mapping[str, SelectedLines]) -> str:
     lines = []
     for name, chosen in parts.items():
-        counts = (
-            (chosen.num_unknown, "with characters that are not in the alphabet"),
-            (chosen.num_too_long, "too long for their time steps"),
-        )
-        parts_of_row = [
-            f"{count:,} line{'s' if count > 1 else ''} {why}" for count, why in counts if count
-        ]
-        if chosen.labels.num_gaps:
-            parts_of_row.append(f"{chosen.labels.num_gaps:,} index labels without a character")
-        if parts_of_row:
-            lines.append(f"{name}: {', '.join(parts_of_row)}")
+        counts = {
+            "with characters that are not in the alphabet": chosen.num_unknown,
+            "too long for their time steps": chosen.num_too_long,
+            "index labels without a character": chosen.labels.num_gaps,
+        }
+        shown = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+        if shown:
+            lines.append(f"{name} lines: {shown}")
     return "\n".join(lines)

@@ -158,7 +158,7 @@ def test_without_pyarrow_the_package_to_install_is_named(tmp_path: Path) -> None
     program = "import sys; sys.modules['pyarrow'] = None\nimport samebits\n"
     program += "try: samebits.ParquetRows('x.parquet')\nexcept samebits.ConfigError as error: print(error)\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert "reading Parquet requires the package pyarrow" in done.stdout
+    assert "reading Parquet needs pyarrow" in done.stdout
     assert 'Run pip install "samebits[parquet]".' in done.stdout
 
 
