@@ -8,6 +8,7 @@ from pathlib import Path
 
 from samebits.errors import DataError
 
+_CHUNK_BYTES = 1 << 24
 # Suggested for a file that is not UTF-8, by names that Python and iconv have: usual for lists on Windows and Linux.
 _USUAL = ("gb18030", "big5", "shift_jis", "euc-jp", "euc-kr", "cp949", "cp1252", "cp1251")
 _MAX_SHOWN = 40  # characters of a line in an error
@@ -72,10 +73,15 @@ def to_utf8(path: Path, content: bytes) -> bytes:
 
 def _first_failure(content: bytes) -> int | None:
     """Return the position of the first byte that is not UTF-8; None if all are."""
-    try:
-        content.decode()
-    except UnicodeDecodeError as error:
-        return error.start
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    # In chunks: the whole text would need up to four times the memory.
+    for start in range(0, len(content), _CHUNK_BYTES):
+        num_kept = len(decoder.getstate()[0])  # of a character that the chunk before has begun
+        end = start + _CHUNK_BYTES
+        try:
+            decoder.decode(content[start:end], final=end >= len(content))
+        except UnicodeDecodeError as error:
+            return start - num_kept + error.start
     return None
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from samebits.data.sources import plain_text
 from samebits.data.sources.plain_text import escape_invisible, is_invisible, to_utf8
 from samebits.errors import DataError
 
@@ -36,7 +37,8 @@ def test_another_encoding_is_named_by_line_and_byte_with_how_the_line_would_read
     assert f"iconv -f {name} -t UTF-8 labels.tsv > NEW" in error.slots["fix"]
 
 
-def test_the_first_byte_that_fails_is_found() -> None:
+def test_the_first_byte_that_fails_is_found_behind_a_split_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_text, "_CHUNK_BYTES", 4)
     content = "aé你好\r\nb好".encode() + b"\xe4\xbdx"
     assert refused(content).slots["given"] == "byte 0xE4, byte 5 of line 2"
     assert refused("你好".encode() + b"\xe4\xbd").slots["given"] == "byte 0xE4, byte 7 of line 1"
