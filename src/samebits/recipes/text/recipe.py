@@ -344,12 +344,15 @@ def _with_set(config: Config, name: str) -> Config:
 def _left_out(parts: Mapping[str, SelectedLines]) -> str:
     lines = []
     for name, chosen in parts.items():
-        counts = {
-            "with characters that are not in the alphabet": chosen.num_unknown,
-            "too long for their time steps": chosen.num_too_long,
-            "index labels without a character": chosen.labels.num_gaps,
-        }
-        shown = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-        if shown:
-            lines.append(f"{name} lines: {shown}")
+        counts = (
+            (chosen.num_unknown, "with characters that are not in the alphabet"),
+            (chosen.num_too_long, "too long for their time steps"),
+        )
+        parts_of_row = [
+            f"{count:,} line{'s' if count > 1 else ''} {why}" for count, why in counts if count
+        ]
+        if chosen.labels.num_gaps:
+            parts_of_row.append(f"{chosen.labels.num_gaps:,} index labels without a character")
+        if parts_of_row:
+            lines.append(f"{name}: {', '.join(parts_of_row)}")
     return "\n".join(lines)
