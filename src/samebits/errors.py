@@ -41,6 +41,11 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda sign: sign[0].encode("unicode_escape").decode(), text)
 
 
+def one_line(text: str) -> str:
+    """Return a text of unknown origin as one line without control characters."""
+    return printable(text).replace("\n", "\\n").replace("\t", " ")
+
+
 def wrapped(text: str) -> str:
     """Break a slot's text into lines, so that the whole error fits into 80 columns."""
     return "\n".join(textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False))

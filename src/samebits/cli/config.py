@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from samebits.cli.options import Debug, Overrides, argument, command_group, flag, path_option
 from samebits.config.given import given_path
-from samebits.errors import ConfigError
+from samebits.errors import ConfigError, printable
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from samebits.config.describe import Row
-    from samebits.config.schema import Settings
-    from samebits.recipes.catalog import RecipeSpec
 
 
 # `samebits config` and `samebits trust`: settings, and files that may run.
@@ -30,9 +29,8 @@ SourceName = Annotated[
 ]
 AsSchema = Annotated[bool, flag("--schema", "Print JSON Schema of a YAML file, for editors.")]
 
-_VALUE_WIDTH = 12
-_MIN_TEXT = 20
-_FIRM_SPACE = "\N{NO-BREAK SPACE}"
+_VALUE_COLUMNS = 15
+_TEXT_COLUMNS = 20
 
 
 def config(
@@ -42,11 +40,12 @@ def config(
     debug: Debug = False,
 ) -> None:
     """Show all settings: value, meaning and type. Without SOURCE: all recipes and presets."""
-    if source is None:
-        from samebits.report.console import Console
+    from samebits.report.console import Console
 
-        console = Console(sys.stdout, strict=True)
-        console.say("\n".join(_catalog_lines(console.width)))
+    console = Console(sys.stdout, strict=True)
+    if source is None:
+        console.draw(_catalog())
+        console.say("\nAll settings of one: samebits config NAME    Train it: samebits train NAME")
         return
     from samebits.config import describe
     from samebits.config.load import preview
@@ -61,80 +60,53 @@ def config(
             )
         )
         return
-    rows = describe.table(found.config_class, values)
-    from samebits.report.console import Console
+    base = found.recipe if found.preset_name is None else f"{found.recipe}/{found.preset_name}"
+    console.say(f"{source}: all settings, based on {base}")
+    console.draw(_settings(describe.table(found.config_class, values), changed))
+    console.say("\n* differs from the preset" if changed else "")
+    console.say(f"To set one:      samebits train {source} optim.lr=0.1")
+    console.say(f"In a YAML file:  recipe: {base}")
 
-    console = Console(sys.stdout, strict=True)
-    console.say("\n".join(_setting_lines(source, found, rows, changed, console.width)))
 
-
-def _catalog_lines(width: int) -> Iterator[str]:
+def _catalog() -> Table:
     from samebits.recipes.catalog import list_presets, list_recipes
 
-    pairs = [(recipe, preset) for recipe in list_recipes() for preset in list_presets(recipe)]
-    first = max((len(recipe) for recipe, _ in pairs), default=0)
-    second = max((len(preset.name) for _, preset in pairs), default=0)
-    last = None
-    yield f"{'recipe':<{first}}  preset"
-    for recipe, preset in pairs:
-        head = f"{'' if recipe == last else recipe:<{max(first, 6)}}  {preset.name:<{max(second, 6)}}  "
-        yield from hanging(head, preset.meaning, width)
-        last = recipe
-    yield ""
-    yield "All settings of one: samebits config NAME    Train it: samebits train NAME"
+    table = _grid("recipe", "preset")
+    for recipe in list_recipes():
+        for number, preset in enumerate(list_presets(recipe)):
+            table.add_row("" if number else recipe, preset.name, preset.meaning)
+    return table
 
 
-def _setting_lines(
-    source: str, found: RecipeSpec, rows: Sequence[Row], changed: Mapping[str, Any], width: int
-) -> Iterator[str]:
+def _settings(rows: Sequence[Row], changed: Mapping[str, Any]) -> Table:
+    """Lay out settings with value, meaning and type; `changed`: those that get a star, as nested values."""
     from pydantic_core import PydanticUndefined
 
     from samebits.config import describe
 
-    key_width = max(len(row.key) for row in rows)
-    base = found.recipe if found.preset_name is None else f"{found.recipe}/{found.preset_name}"
-    yield from hanging(
-        "", f"{source}: all settings with their values, meanings and types. Based on {base}.", width
-    )
-    any_changed = False
-    yield ""
+    table = _grid()
     for row in rows:
-        if row.key == "recipe":
-            continue
         if row.type == "section":
-            yield ""
-            yield from hanging(f"{row.key}  ", row.meaning, width)
-            continue
-        is_changed = describe.at(changed, row.key.split(".")) is not PydanticUndefined
-        any_changed = any_changed or is_changed
-        value = ("*" if is_changed else " ") + (row.default or "(required)")
-        head = f"{row.key:<{key_width}} {value:<{_VALUE_WIDTH + 1}}  "
-        # A short type stays on one line: its spaces do not break.
-        kind = row.type.replace(" ", _FIRM_SPACE) if len(row.type) <= 24 else row.type
-        text = f"{row.meaning} ({kind})"
-        if len(value) > _VALUE_WIDTH + 1:  # a long value has its own line
-            yield head.rstrip()
-            head = " " * (key_width + _VALUE_WIDTH + 4)
-        yield from hanging(head, text, width)
-    yield ""
-    if any_changed:
-        yield "* differs from the preset"
-    yield f"To set one:      samebits train {source} optim.lr=0.1"
-    yield f"In a YAML file:  recipe: {base}"
+            table.add_row()
+            table.add_row(row.key, "", row.meaning)
+        elif row.key != "recipe":
+            is_changed = describe.at(changed, row.key.split(".")) is not PydanticUndefined
+            value = ("*" if is_changed else " ") + (row.default or "(required)")
+            table.add_row(row.key, value, printable(f"{row.meaning} ({row.type})"))
+    return table
 
 
-def hanging(head: str, text: str, width: int) -> list[str]:
-    """Wrap a text behind a head, with further lines indented to its start."""
-    if width - len(head) < _MIN_TEXT:  # a narrow terminal: the text below the head
-        return [head.rstrip(), *hanging(" " * 4, text, max(width, _MIN_TEXT + 4))]
-    lines = textwrap.wrap(
-        text, width - len(head), break_long_words=False, break_on_hyphens=False
-    ) or [""]
-    lines = [line.replace(_FIRM_SPACE, " ") for line in lines]
-    return [
-        f"{head if number == 0 else ' ' * len(head)}{line}".rstrip()
-        for number, line in enumerate(lines)
-    ]
+def _grid(*heads: str) -> Table:
+    """Return a table of names, values and texts, which take the rest of the line."""
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold")
+    table.add_column(max_width=_VALUE_COLUMNS, overflow="fold")
+    table.add_column(min_width=_TEXT_COLUMNS)
+    if heads:
+        table.add_row(*heads)
+    return table
 
 
 # `samebits trust`: recipe and tracker files that may run without being named, and keys of those who sign models.
@@ -153,7 +125,6 @@ def trust(file: TrustedFile, debug: Debug = False) -> None:
     changes. A file that is named on the command line needs no trust. With a key, pull and verify take the models that
     it signed, and refuse others.
     """
-    from samebits.errors import ConfigError
     from samebits.recipes.trust import list_path, trust
 
     path = given_path(Path(file), "FILE")
@@ -209,10 +180,13 @@ def make(
         )
         raise error.with_slots(fix=fix) from None
     if out is None:
+        from samebits.config import describe
         from samebits.report.console import Console
 
         console = Console(sys.stdout, strict=True)
-        console.say("\n".join(_settings_lines(recipe, config_class, console.width)))
+        console.say(f"samebits data make {recipe} --out DIR")
+        rows = describe.table(config_class, describe.defaults(config_class))
+        console.draw(_settings(rows, changed={}))
         return ConfigError.exit_code
     from samebits.storage.run_folder import folder_to_fill
 
@@ -220,18 +194,3 @@ def make(
         text = make_data(recipe, config, folder)
     print(text.replace(str(folder), str(out)))
     return 0
-
-
-def _settings_lines(recipe: str, config_class: type[Settings], width: int) -> Iterator[str]:
-    from samebits.config import describe
-
-    rows = describe.table(config_class, describe.defaults(config_class))
-    yield f"samebits data make {recipe} --out DIR"
-    yield ""
-    first, second = (
-        max(map(len, texts))
-        for texts in zip(*((row.key, row.default) for row in rows), strict=True)
-    )
-    for row in rows:
-        head = f"{row.key:<{first}}  {row.default or '(required)':<{second}}  "
-        yield from hanging(head, f"{row.meaning} ({row.type})", width)

@@ -10,6 +10,7 @@ from samebits.cli.options import (
     Json,
     LocalRank,
     MachineOverrides,
+    Procs,
     Rank,
     WorldSize,
     argument,
@@ -18,15 +19,10 @@ from samebits.cli.options import (
 )
 from samebits.errors import ConfigError
 from samebits.launch.subcommand import SAMEBITS
-from samebits.process_range import MAX_PROCS
 
 SourceName = Annotated[
     str | None,
     argument("SOURCE", "A recipe or file as for train: its settings and data are compared too."),
-]
-Procs = Annotated[
-    int | None,
-    option("N", "Processes to start on this machine; default: 1.", min=1, max=MAX_PROCS),
 ]
 Hosts = Annotated[
     str | None,

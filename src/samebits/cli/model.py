@@ -8,30 +8,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from samebits.cli.options import (
+    AnySigner,
     Checkpoint,
     Debug,
     Json,
     MachineOverrides,
     Model,
     Preset,
+    Procs,
     Run,
     argument,
-    flag,
     json_text,
-    line_text,
     option,
     path_option,
 )
-from samebits.errors import ConfigError, DataError
-from samebits.process_range import MAX_PROCS
+from samebits.errors import ConfigError, DataError, one_line, printable
 
 # `samebits eval`: needs only the run folder, or a file of weights and the name of its model.
-
-
-Procs = Annotated[
-    int | None,
-    option("N", "Processes on this machine; default: 1.", min=1, max=MAX_PROCS),
-]
 
 
 def print_weights(run: Path, checkpoint: str) -> None:
@@ -61,7 +54,6 @@ def evaluate(
     if as_json:
         print(json.dumps(metrics))
         return
-    from samebits.errors import printable
     from samebits.report.format import metric_value
 
     width = max((len(printable(name)) for name in metrics), default=0)
@@ -136,7 +128,7 @@ def predict(
                 answer.prediction,
                 tables=len(files_asked) <= _MOST_TABLES,
             )
-            print("\n".join(map(line_text, lines)), flush=True)
+            print("\n".join(map(one_line, lines)), flush=True)
     return DataError.exit_code if num_bad else 0
 
 
@@ -242,12 +234,12 @@ def export(
         print(json_text(metadata))
         return
     own = [name for name in made.metadata if name not in ("samebits", "recipe", "input")]
-    print(f"{line_text(str(made.path))}  {made.num_bytes / 1e6:.1f} MB, fp32")
+    print(f"{one_line(str(made.path))}  {made.num_bytes / 1e6:.1f} MB, fp32")
     print(f"  input    (batch, {', '.join(map(str, made.input_shape))})")
     print(
         f"  checked  largest difference {made.difference:.2g} of the largest output, {made.allowed:.2g} at most"
     )
-    print(f"  metadata {line_text(', '.join(own)) or 'nothing: the recipe has no metadata'}")
+    print(f"  metadata {one_line(', '.join(own)) or 'nothing: the recipe has no metadata'}")
 
 
 # `samebits push` and `samebits pull`: trained models in Hugging Face's format, in a folder or on the Hub.
@@ -264,7 +256,6 @@ Source = Annotated[
 SignKey = Annotated[
     Path | None, path_option("--sign-key", "FILE", "Sign the model with this private key (PEM).")
 ]
-AnySigner = Annotated[bool, flag("--any-signer", "Take a model that no key you trust has signed.")]
 NewFolder = Annotated[Path, path_option("--out", "DIR", "New folder for the model.")]
 
 
@@ -275,7 +266,7 @@ def push(run: Run, target: Target, sign_key: SignKey = None, debug: Debug = Fals
     """
     from samebits.inference.hub import push
 
-    print(f"model      {line_text(push(run, target, sign_key))}")
+    print(f"model      {one_line(push(run, target, sign_key))}")
 
 
 def pull(
@@ -289,6 +280,6 @@ def pull(
 
     folder = pull(source, out, any_signer)
     signature = signature_of(folder)
-    print(f"model      {line_text(str(folder))}")
-    print(f"signer     {line_text(signature.problem or signature.text)}")
-    print(f"           samebits predict {line_text(str(folder))} FILE")
+    print(f"model      {one_line(str(folder))}")
+    print(f"signer     {one_line(signature.problem or signature.text)}")
+    print(f"           samebits predict {one_line(str(folder))} FILE")

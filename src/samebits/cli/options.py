@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import shutil
 import sys
 import textwrap
@@ -15,6 +14,7 @@ from typer.core import TyperArgument, TyperGroup
 
 from samebits.config.given import given_path
 from samebits.errors import ConfigError, printable
+from samebits.process_range import MAX_PROCS
 
 DEBUG_VARIABLE = "SAMEBITS_DEBUG"
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
@@ -80,11 +80,6 @@ def table_columns() -> int:
     return min(max(shutil.get_terminal_size((80, 24)).columns, 40), 400)
 
 
-def line_text(text: str) -> str:
-    """Return a text from a file as one line without control characters."""
-    return printable(text).replace("\n", "\\n")
-
-
 def print_report(lines: Iterable[str]) -> None:
     """Print the lines of a report. A terminal gets them wrapped between words, below the text after their label."""
     is_wrapped = sys.stdout.isatty()
@@ -135,6 +130,13 @@ def command_group(help: str) -> typer.Typer:
     )
 
 
+Procs = Annotated[
+    int | None,
+    option("N", "Processes on this machine; default: 1.", min=1, max=MAX_PROCS),
+]
+AnySigner = Annotated[
+    bool, flag("--any-signer", "Accept a model that no key you trust has signed.")
+]
 Overrides = Annotated[
     list[str] | None,
     argument("KEY=VALUE", "Settings, such as epochs=3 optim.lr=0.1."),
@@ -191,29 +193,13 @@ _REMOVED = ("--node-rank", "--master", "--master-addr", "--master-port")
 
 
 def removed_option(option: str, arguments: Sequence[str]) -> ConfigError | None:
-    """Return the error for an option that was removed, with the line to use instead; None for another option."""
+    """Return the error for an option that was removed, with what to use instead; None for another option."""
     if option not in _REMOVED or arguments[:1] != ["train"]:
         return None
     from samebits.launch.start import DEFAULT_PORT
 
-    given: dict[str, str] = {}
-    rest: list[str] = []
-    words = iter(arguments)
-    for word in words:
-        name, has_value, value = word.partition("=")
-        if name in _REMOVED:
-            given[name] = value if has_value else next(words, "")
-        else:
-            rest.append(word)
-    host = given.get("--master") or given.get("--master-addr") or "HOST"
-    if host.count(":") > 1 and "[" not in host:
-        host = f"[{host}]"
-    if not host.rpartition("]")[2].count(":"):
-        host += f":{given.get('--master-port') or DEFAULT_PORT}"
-    if not any(word.partition("=")[0] == "--rdzv-endpoint" for word in rest):
-        rest += ["--rdzv-endpoint", host]
-    line = shlex.join(["samebits", *rest])
     return ConfigError(
         f"{option} is not an option any more: the launchers number the machines",
-        fix=f"Type the same line on all machines: {line}",
+        fix=f"Remove {', '.join(_REMOVED)}.\n"
+        f"Type the same line on all machines, with --rdzv-endpoint HOST:{DEFAULT_PORT}; HOST is one of them.",
     )

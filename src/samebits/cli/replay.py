@@ -14,6 +14,7 @@ from typing import Annotated
 
 from samebits import version
 from samebits.cli.options import (
+    AnySigner,
     Debug,
     Json,
     MachineOverrides,
@@ -22,12 +23,11 @@ from samebits.cli.options import (
     argument,
     flag,
     json_text,
-    line_text,
     option,
     path_option,
     print_report,
 )
-from samebits.errors import ConfigError
+from samebits.errors import ConfigError, one_line
 from samebits.process_range import MAX_PROCS
 
 # `samebits check`: is my own recipe exact?
@@ -184,9 +184,6 @@ Scratch = Annotated[
 ]
 Procs = Annotated[int, option("N", "Processes on this machine.", min=1, max=MAX_PROCS)]
 Challenge = Annotated[str, option("TEXT", "Your own random text, mixed into the choice of steps.")]
-AnySigner = Annotated[
-    bool, flag("--any-signer", "Accept a model that no key you trust has signed.")
-]
 Code = Annotated[
     Path | None, path_option("--code", "DIR", "Replay with another checkout of Samebits.")
 ]
@@ -326,7 +323,7 @@ def diff(
     if as_json:
         print(json_text(found.to_plain()))
     else:
-        print_report(map(line_text, lines(found)))
+        print_report(map(one_line, lines(found)))
     return 0 if found.is_equal else 1
 
 
@@ -372,7 +369,7 @@ def debug(
     with session(
         run,
         overrides or [],
-        lambda line: print(line_text(line), file=sys.stderr, flush=True),
+        lambda line: print(one_line(line), file=sys.stderr, flush=True),
         step=step,
         when=when,
         sample=sample,

@@ -23,7 +23,7 @@ from samebits.cli.options import (
     path_option,
     table_columns,
 )
-from samebits.errors import CheckpointError, ConfigError
+from samebits.errors import CheckpointError, ConfigError, one_line
 
 if TYPE_CHECKING:
     from samebits.run_views.history import RunHistory
@@ -76,7 +76,7 @@ def runs(
         print(json_text([run.to_plain() for run in chosen]))
         return
     from samebits.report.console import Console
-    from samebits.run_views.table import failure_lines, one_line, runs_table
+    from samebits.run_views.table import failure_lines, runs_table
 
     columns = table_columns()
     console = Console(sys.stdout, strict=True, columns=columns)

@@ -9,12 +9,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from samebits.errors import one_line
 from samebits.plain_file import shorten
 from samebits.provenance.identity import is_free
 from samebits.report.format import duration, metric_name, metric_value
 from samebits.report.format import share as format_share
 from samebits.run_views.history import RunHistory
-from samebits.run_views.table import STYLES, TITLE, cut, group_by_setting, one_line, seed_table
+from samebits.run_views.table import STYLES, TITLE, cut, group_by_setting, seed_table
 from samebits.run_views.values import plain_text
 
 MISSING = "-"

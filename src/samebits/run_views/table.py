@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from samebits.config import document
-from samebits.errors import ConfigError, printable
+from samebits.errors import ConfigError, one_line
 from samebits.provenance.identity import is_free
 from samebits.report.format import clock, is_lower_better, metric_name, metric_value
 from samebits.run_views.summary import RunSummary
@@ -171,11 +171,6 @@ _MAX_CELL = 16
 _OPTIONAL = ("loss", "procs", "recipe", "sha256", "took", "started")
 _SHOWN = ("run", "recipe", "state", "procs", "step", "started", "took", "sha256", "loss")
 _LEFT = ("run", "recipe", "state", "sha256")
-
-
-def one_line(text: str) -> str:
-    """Return a text of unknown origin as one line without control characters."""
-    return printable(text).replace("\n", "\\n").replace("\t", " ")
 
 
 def cut(text: str, width: int) -> str:

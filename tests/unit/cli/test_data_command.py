@@ -58,7 +58,7 @@ def test_without_a_folder_it_shows_what_can_be_set(capsys: pytest.CaptureFixture
     assert run(["data", "make", "notes"]) == 2
     text = capsys.readouterr().out
     assert "samebits data make notes --out DIR" in text
-    assert "num        2      how many (int >= 1)" in text
+    assert "num         2      how many (int >= 1)" in text
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
