@@ -1,6 +1,6 @@
 """Charts as SVG: the curves of a run, for its folder, a report, a notebook and a paper.
 
-A chart is drawn once, on a plane of 1000 x 200 that a page stretches to any width; `figure` moves it to fixed axes.
+The points of a chart are shares of its width and height. A page stretches it to any width; `figure` has fixed axes.
 """
 
 import math
@@ -23,7 +23,7 @@ from samebits.storage.run_folder import write_atomically
 # The curves of a run: its records by kind and name, thinned while they are collected.
 
 
-MAX_POINTS = 1000  # of a curve: more than a screen has columns
+_MAX_POINTS = 500  # of a curve: as many as a screen shows
 _MAX_CURVES = 200
 _NO_VALUES = ("kind", "step", "epoch")
 KINDS = ("train", "eval", "ranks")
@@ -55,7 +55,7 @@ class Curve:
         self.steps.append(step)
         self.values.append(sum(self._pending) / len(self._pending))
         self._pending = []
-        if len(self.values) >= 2 * MAX_POINTS:
+        if len(self.values) >= _MAX_POINTS:
             # In pairs: the mean of both, at the later one's position.
             self.values = [
                 (a + b) / 2 for a, b in zip(self.values[::2], self.values[1::2], strict=True)
@@ -108,21 +108,14 @@ class Curves:
         return {rank: self.get("ranks", found[rank]) for rank in sorted(found)}
 
     @property
-    def last_step(self) -> tuple[int, float]:
-        """The last step with a record, and its epoch."""
-        points = [
-            (curve.steps[-1], curve.epochs[-1]) for curve in self.by_name.values() if len(curve)
-        ]
-        return max(points, default=(0, 0.0))
+    def last_epoch(self) -> float:
+        """The epoch of the last record, 0 if there is none."""
+        return max((each.epochs[-1] for each in self.by_name.values() if len(each)), default=0.0)
 
 
 # Charts that fill any width: lines are stretched, texts and strokes are not. `page.js` adds the hover.
 
 
-# of the stretched drawing
-_WIDTH = 1000
-_HEIGHT = 200
-_MAX_POINTS = 500
 _MAX_DOTS = 60  # a line with fewer points has a dot at each
 NUM_COLORS = 8
 
@@ -146,19 +139,6 @@ class AxisScale:
             for each in (self.low, self.high, value)
         )
         return min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 0.5
-
-
-def scale_for(curves: Sequence[Curve], name: str) -> AxisScale:
-    """Choose the y axis for curves of one name."""
-    values = [value for curve in curves for value in curve.values]
-    low = min(values)
-    high = max(values)
-    if "loss" in name and low > 0 and high > LOG_FROM * low:
-        return AxisScale(low, high, is_log=True)
-    if low == high:
-        pad = abs(low) * 0.1 or 1.0
-        return AxisScale(low - pad, high + pad)
-    return AxisScale(low, high)
 
 
 @dataclass(frozen=True)
@@ -202,34 +182,36 @@ def chart(
     lines = [line for line in lines if len(line.curve)]
     if max((len(line.curve) for line in lines), default=0) < 2:
         return None
-    drawn_curves = [curve for line in lines for curve in (line.curve, *(line.band or ()))]
-    scale = scale_for(drawn_curves, name)
-    if starts_at_zero and scale.low > 0 and not scale.is_log:
-        scale = AxisScale(0.0, scale.high)
-    scale, ticks = _nice(scale)
+    curves = [curve for line in lines for curve in (line.curve, *(line.band or ()))]
+    scale, ticks = _axis(
+        [value for curve in curves for value in curve.values],
+        may_be_log="loss" in name,
+        starts_at_zero=starts_at_zero,
+    )
     end = max(end, *(line.curve.epochs[-1] for line in lines)) or 1.0
     drawn = []
     data = []
     for line in lines:
         color = line.color % NUM_COLORS
-        epochs, steps, values = _thinned(line.curve)
-        points = _points(line.curve, scale, end)
         low, high = line.band or (Curve(), Curve())
-        band = _points(low, scale, end) + _points(high, scale, end)[::-1]
-        dash = " dash" if line.is_dashed else ""
-        has_dots = len(points) <= _MAX_DOTS
         drawn.append(
             {
                 "name": line.name,
                 "color": color,
-                "dash": dash,
-                "points": points,
-                "band": band,
-                "has_dots": has_dots,
+                "dash": " dash" if line.is_dashed else "",
+                "points": _points(line.curve, scale, end),
+                "band": _points(low, scale, end) + _points(high, scale, end)[::-1],
+                "has_dots": len(line.curve) <= _MAX_DOTS,
             }
         )
         data.append(
-            {"name": printable(line.name), "color": color, "x": epochs, "step": steps, "y": values}
+            {
+                "name": printable(line.name),
+                "color": color,
+                "x": [round(epoch, 4) for epoch in line.curve.epochs],
+                "step": line.curve.steps,
+                "y": [float(f"{value:.5g}") for value in line.curve.values],
+            }
         )
     last_values = ", ".join(
         f"{line.name} {metric_value(name, line.curve.values[-1])}" for line in lines
@@ -241,59 +223,56 @@ def chart(
     ]
     half = metric_value(name, 0.5)
     percent = len(half.partition(".")[2]) - 1 if half.endswith("%") else 0  # decimals
-    shown = {
-        "end": end,
-        "low": scale.low,
-        "high": scale.high,
-        "log": scale.is_log,
-        "percent": percent,
-    }
     return {
         "title": title,
         "label": f"{title}; last values: {last_values}. Left and right arrow keys read single points.",
         "lines": drawn,
         "y_labels": [(1 - scale.position(tick), _tick(name, tick)) for tick in ticks],
         "x_labels": [0.0, *inner, round(end, 2) if end != int(end) else end],
-        "size": (_WIDTH, _HEIGHT),
-        "data": {**shown, "lines": data},
+        "data": {
+            "end": end,
+            "low": scale.low,
+            "high": scale.high,
+            "log": scale.is_log,
+            "percent": percent,
+            "lines": data,
+        },
     }
 
 
-def _thinned(curve: Curve) -> tuple[list[float], list[int], list[float]]:
-    """Return epochs, steps and values: means of neighbors, where there are more values than a screen shows."""
-    every = max(1, math.ceil(len(curve) / _MAX_POINTS))
-    parts = [curve.values[start : start + every] for start in range(0, len(curve), every)]
-    lasts = [min(start + every, len(curve)) - 1 for start in range(0, len(curve), every)]
-    epochs = [round(curve.epochs[last], 4) for last in lasts]
-    values = [float(f"{sum(part) / len(part):.5g}") for part in parts]
-    return epochs, [curve.steps[last] for last in lasts], values
-
-
-def _points(curve: Curve, scale: AxisScale, end: float) -> list[str]:
-    epochs, _, values = _thinned(curve)
+def _points(curve: Curve, scale: AxisScale, end: float) -> list[tuple[float, float]]:
+    """Return the place of each point from the left and from the top, as shares of the plane."""
     return [
-        f"{_WIDTH * epoch / end:.1f},{_HEIGHT * (1 - scale.position(value)):.1f}"
-        for epoch, value in zip(epochs, values, strict=True)
+        (epoch / end, 1 - scale.position(value))
+        for epoch, value in zip(curve.epochs, curve.values, strict=True)
     ]
 
 
-def _nice(scale: AxisScale) -> tuple[AxisScale, list[float]]:
-    """Widen a scale to round numbers, and return these."""
-    if scale.is_log:
-        low = math.floor(math.log10(scale.low))
-        high = math.ceil(math.log10(scale.high))
-        every = max(1, math.ceil((high - low) / 5))
-        return AxisScale(10.0**low, 10.0**high, is_log=True), [
-            10.0**power for power in range(low, high + 1, every)
-        ]
-    span = scale.high - scale.low
-    if not math.isfinite(span) or span <= 0:
-        return scale, [scale.low, scale.high]
-    step = _round_step(span / 4)
+def _axis(
+    values: Sequence[float], *, may_be_log: bool, starts_at_zero: bool
+) -> tuple[AxisScale, list[float]]:
+    """Choose the y axis, which begins and ends at round numbers, and return those on it."""
+    low = min(values)
+    high = max(values)
+    if may_be_log and low > 0 and high > LOG_FROM * low:
+        first = math.floor(math.log10(low))
+        last = math.ceil(math.log10(high))
+        powers = range(first, last + 1, max(1, math.ceil((last - first) / 5)))
+        scale = AxisScale(10.0**first, 10.0**last, is_log=True)
+        return scale, [10.0**power for power in powers]
+    if low == high:
+        pad = abs(low) * 0.1 or 1.0
+        low -= pad
+        high += pad
+    if starts_at_zero and low > 0:
+        low = 0.0
+    if not math.isfinite(high - low):
+        return AxisScale(low, high), [low, high]
+    step = _round_step((high - low) / 4)
     # 1e-9: a border that is a multiple of the step already would otherwise move by rounding.
-    low = math.floor(scale.low / step + 1e-9)
-    high = math.ceil(scale.high / step - 1e-9)
-    return AxisScale(low * step, high * step), [index * step for index in range(low, high + 1)]
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return AxisScale(first * step, last * step), [index * step for index in range(first, last + 1)]
 
 
 def _round_step(rough: float) -> float:
@@ -312,13 +291,6 @@ def _tick(name: str, value: float) -> str:
 # The same charts with fixed axes, as SVG.
 
 
-# Points: as wide as a column of most papers.
-_COLUMN = 252
-_PLOT_HEIGHT = 140
-_TOP = 18
-_LEFT = 42
-_RIGHT = 8
-_LINE = 12
 # Those of page.css on a light background.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#b8488a", "#b98200", "#6a51c7", "#2f9fd8", "#5c6672")
 
@@ -344,30 +316,28 @@ def file_name(title: str) -> str:
 
 
 def draw_curves(
-    records: Iterable[Mapping[str, Any]], folder: Path, monitor: tuple[str, str]
+    records: Iterable[Mapping[str, Any]], folder: Path, metric: str, best: float | None
 ) -> None:
     """Draw the loss of a run in training and validation, and its monitored metric, as two SVG files in a folder.
 
     Args:
         records: Its records, as `metrics.jsonl` has them.
-        monitor: Name of the metric, and "max" or "min".
+        metric, best: Name of the metric, and its best value; None if no value was a number.
 
     Raises:
         CheckpointError: A file cannot be written.
     """
     curves = Curves(records)
-    metric, better = monitor
-    evaluated = curves.get("eval", metric)
-    best = (max if better == "max" else min)(evaluated.values, default=0.0)
     loss = [
         ChartLine(curves.get("train", "loss"), "training"),
         ChartLine(curves.get("eval", "loss"), "validation", 1),
     ]
-    charts = [chart("Loss", "loss", loss)]
+    charts = {"loss": chart("Loss", "loss", loss)}
     if metric != "loss":
-        title = f"Validation {metric_name(metric)}, best {metric_value(metric, best)}"
-        charts.append(chart(title, metric, [ChartLine(evaluated, "validation", 1)]))
-    for name, each in zip(("loss", "metric"), charts, strict=False):
+        shown = "" if best is None else f", best {metric_value(metric, best)}"
+        line = ChartLine(curves.get("eval", metric), "validation", 1)
+        charts["metric"] = chart(f"Validation {metric_name(metric)}{shown}", metric, [line])
+    for name, each in charts.items():
         if each is not None:
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / f"{name}.svg", figure(each, paper="#fff").encode())
@@ -375,35 +345,6 @@ def draw_curves(
 
 def figure(chart: dict[str, Any], *, ink: str = "#000", paper: str = "none") -> str:
     """Draw a chart as SVG, with texts and axes of one color, on a background of another."""
-    width = _COLUMN - _LEFT - _RIGHT
-    height = _TOP + _PLOT_HEIGHT + 30
-    has_legend = len(chart["lines"]) > 1
-    lines = []
-    for index, line in enumerate(chart["lines"]):
-        # A page stretches its lines; here, they are moved, since not all programs keep the width of a stretched stroke.
-        moved = {}
-        for part in ("points", "band"):
-            places = (map(float, point.split(",")) for point in line[part])
-            moved[part] = [
-                f"{_LEFT + width * x / chart['size'][0]:.2f},{_TOP + _PLOT_HEIGHT * y / chart['size'][1]:.2f}"
-                for x, y in places
-            ]
-        legend_y = height + _LINE * (index + 1) - 4 if has_legend else 0
-        lines.append({**line, **moved, "color": _COLORS[line["color"]], "legend_y": legend_y})
-    return (
-        templates("samebits.report")
-        .get_template("figure.svg.j2")
-        .render(
-            chart=chart,
-            paper=paper,
-            ink=ink,
-            lines=lines,
-            width=_COLUMN,
-            height=height + (_LINE * len(lines) if has_legend else 0),
-            left=_LEFT,
-            top=_TOP,
-            plot_width=width,
-            plot_height=_PLOT_HEIGHT,
-        )
-        .lstrip()
-    )
+    # The template places each point itself: not all programs keep the width of a stretched stroke.
+    template = templates("samebits.report").get_template("figure.svg.j2")
+    return template.render(chart=chart, ink=ink, paper=paper, colors=_COLORS).lstrip()

@@ -51,6 +51,12 @@ def _cut(text: str, width: int) -> list[str]:
     return [piece for line in lines for piece in wrapper.wrap(line)]
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 process", "1,024 processes"."""
+    ending = "" if number == 1 else "es" if noun.endswith(("s", "ch")) else "s"
+    return f"{number:,} {noun}{ending}"
+
+
 def duration(seconds: float) -> str:
     """Format a length of time: "4.2 s", "21 s", "3 min 20 s", "2 h 05 min"."""
     if seconds < 9.95:

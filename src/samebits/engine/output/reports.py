@@ -17,6 +17,7 @@ from samebits.extras import is_installed
 from samebits.metrics.early_stop import metric_of
 from samebits.metrics.eval_sets import describe_set, metrics_of, with_set
 from samebits.report.console import Console
+from samebits.report.format import counted
 from samebits.report.records import MetricsLog, read_records
 from samebits.report.speed import (
     DataWait,
@@ -280,7 +281,7 @@ class Reports:
             if job.progress.has_stopped_early:
                 stale = job.progress.num_stale
                 name, sign = metric_of(config.stop_early, job.parts.monitor)
-                in_all = f"in {stale} validation{'s' if stale > 1 else ''}"
+                in_all = f"in {counted(stale, 'validation')}"
                 order = "larger" if sign > 0 else "smaller"
                 self.notify(
                     f"training ends: {name} did not improve {in_all}, {order} is better (stop_early)"
@@ -378,7 +379,9 @@ class Reports:
             # Late: only rank 0 needs jinja2, and only now.
             from samebits.report.chart import draw_curves
 
-            draw_curves(read_records(self._folder.path), pictures, job.parts.monitor)
+            best = job.progress.best
+            value = None if best is None else best["value"]
+            draw_curves(read_records(self._folder.path), pictures, job.parts.monitor[0], value)
             if job.parts.draw is not None:
                 job.parts.draw(metric, job.eval_data, pictures)
             records.show(pictures, job.progress.step)

@@ -12,7 +12,7 @@ from typing import Any
 from samebits.plain_file import read_plain
 from samebits.provenance.identity import is_free
 from samebits.report.chart import NUM_COLORS, ChartLine, Curves, chart
-from samebits.report.format import SHARE, duration, metric_name, metric_value
+from samebits.report.format import SHARE, counted, duration, metric_name, metric_value
 from samebits.report.format import share as format_share
 from samebits.run_views.compare import is_sample, metric_names
 from samebits.run_views.history import RunHistory
@@ -44,8 +44,7 @@ def run_values(run: RunHistory, budget: Budget) -> dict[str, Any]:
         "root of the record": run.hashes.get("root", ""),
     }
     worlds = ", then ".join(
-        f"{size:,} process{'es' if size != 1 else ''} from step {start:,}"
-        for size, start in run.worlds
+        f"{counted(size, 'process')} from step {start:,}" for size, start in run.worlds
     )
     settings = run.summary.settings
     return {
@@ -101,7 +100,7 @@ def _tiles(run: RunHistory) -> list[tuple[str, str]]:
 
 def _curves(run: RunHistory) -> Charts:
     curves = run.curves
-    end = run.curves.last_step[1]
+    end = run.curves.last_epoch
     loss = [
         ChartLine(curves.get("train", "loss"), "training", 0),
         *_lines_of_sets(curves, "loss", "validation"),
@@ -163,7 +162,7 @@ def _speed(run: RunHistory) -> Charts:
         line("max_ms", "slowest", 1, "ranks"),
     ]
     use = [line("gpu_use", "GPU busy, rank 0", 5)]
-    end = run.curves.last_step[1]
+    end = run.curves.last_epoch
     found = [
         chart(title, name, drawn, end=end, starts_at_zero=True)
         for title, name, drawn in (
@@ -262,7 +261,7 @@ def event_line(events: Sequence[Event]) -> dict[str, Any] | None:
         else ""
     )
     num_evaluations = len(known) - len(listed)
-    summary = f"{num_evaluations:,} evaluation{'s' if num_evaluations != 1 else ''}, shown as short lines."
+    summary = f"{counted(num_evaluations, 'evaluation')}, shown as short lines."
     return {
         "first": first,
         "last": last,
