@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from samebits.errors import printable
+from samebits.report.format import counted
 
 Verdict = Literal["ok", "note", "warning", "problem"]
 _STYLES: Mapping[Verdict, str] = {
@@ -88,8 +89,4 @@ def verdict_line(results: Sequence[CheckResult]) -> str:
     warnings = sum(result.verdict == "warning" for result in results)
     if not problems and not warnings:
         return "no problems found"
-    return f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
+    return f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}"

@@ -35,6 +35,7 @@ from samebits.engine.build import build_parts, dataset_info_for, open_data
 from samebits.provenance.fingerprint import PACKAGE, code_digests, cpu_name, device_name, version_of
 from samebits.recipes.catalog import find
 from samebits.report.console import Console
+from samebits.report.format import counted
 from samebits.version import __version__
 
 # Check the network between the processes of a world: every pair, the all-reduce, and the speed of both.
@@ -357,9 +358,7 @@ def examine(
         elif world.is_main:
             hosts = f" on {world.num_hosts} hosts" if world.num_hosts > 1 else f" on {world.host}"
             console = Console(sys.stdout, strict=True)
-            console.say(
-                f"doctor: {world.size} process{'es' if world.size > 1 else ''}{hosts} ({world.backend})"
-            )
+            console.say(f"doctor: {counted(world.size, 'process')}{hosts} ({world.backend})")
             console.draw(table(results))
             console.say(verdict_line(results))
     return PROBLEM if any(result.verdict == "problem" for result in results) else 0

@@ -18,6 +18,7 @@ import torch
 from samebits.cores import describe_other_load, num_cores
 from samebits.doctor.check_result import CheckResult
 from samebits.extras import is_installed, pip_line
+from samebits.storage.run_folder import nearest
 from samebits.version import __version__
 
 GB = 1024**3
@@ -181,7 +182,7 @@ def _memory() -> CheckResult:
 
 def disk_space(run_folder: Path) -> CheckResult:
     """Check the free space for checkpoints on the disk of the run folder, which may not exist yet."""
-    folder = _existing(run_folder)
+    folder = nearest(run_folder)
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -209,7 +210,7 @@ def disk_speed(run_folder: Path) -> CheckResult:
     block = os.urandom(MB)
     try:
         # A file without a name: nothing is left behind if the process is killed.
-        with tempfile.TemporaryFile(dir=_existing(run_folder), prefix=".samebits-doctor-") as file:
+        with tempfile.TemporaryFile(dir=nearest(run_folder), prefix=".samebits-doctor-") as file:
             started = time.perf_counter()
             for _ in range(TRIAL_BYTES // MB):
                 file.write(block)
@@ -248,11 +249,3 @@ def open_files() -> CheckResult:
     return CheckResult(
         "open files", "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft:,}"
     )
-
-
-def _existing(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
-    existing = folder.expanduser().absolute()
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    return existing

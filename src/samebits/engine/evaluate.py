@@ -6,9 +6,10 @@ import logging
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -105,22 +106,19 @@ def evaluate(
     counted = metric()
     is_stopped = False
     sums: dict[str, list[float]] = {}
-    try:
-        with evaluating(model), torch.inference_mode():
-            for done, request in enumerate(requests(), start=1):
-                if is_stopped := stop():
-                    break
-                world.activity.enter("evaluating")
-                batch = loader.batch(*request)
-                seed_between(world.device, 0, int(request[0][0]))
-                outputs = model(batch.inputs) if infer is None else infer(model, batch.inputs)
-                counted.add(outputs, batch)
-                for name, term in (loss(outputs, batch) if infer is None else {}).items():
-                    sums.setdefault(name, []).append(float(term) * len(batch))
-                if progress is not None:
-                    progress(done, len(mine))
-    finally:
-        loader.close()
+    with closing(loader), evaluating(model), torch.inference_mode():
+        for done, request in enumerate(requests(), start=1):
+            if is_stopped := stop():
+                break
+            world.activity.enter("evaluating")
+            batch = loader.batch(*request)
+            seed_between(world.device, 0, int(request[0][0]))
+            outputs = model(batch.inputs) if infer is None else infer(model, batch.inputs)
+            counted.add(outputs, batch)
+            for name, term in (loss(outputs, batch) if infer is None else {}).items():
+                sums.setdefault(name, []).append(float(term) * len(batch))
+            if progress is not None:
+                progress(done, len(mine))
     if collectives.any_rank(world, is_stopped):
         raise EvaluationStopped
     return _merge(world, metric(), counted, sums, num_samples)
@@ -373,9 +371,7 @@ def _first_samples(job: Job) -> Batch | None:
     of_group = (
         range(len(samples)) if groups is None else (groups == groups[0]).nonzero()[0].tolist()
     )
-    indices = torch.tensor(
-        of_group[: min(NUM_SAMPLES, job.config.eval_batch)], dtype=torch.int64
-    ).numpy()
+    indices = np.array(of_group[: min(NUM_SAMPLES, job.config.eval_batch)], dtype=np.int64)
     request = (indices, keys(0, 0, indices))
     loader = Loader(
         samples,
@@ -384,15 +380,14 @@ def _first_samples(job: Job) -> Batch | None:
         num_workers=0,
         channels_last=job.config.channels_last,
     )
-    try:
-        return loader.batch(*request)
-    except SamebitsError:
-        raise
-    except Exception as error:
-        LOGGER.info("the samples of the trial evaluation failed: %s", error)
-        return None
-    finally:
-        loader.close()
+    with closing(loader):
+        try:
+            return loader.batch(*request)
+        except SamebitsError:
+            raise
+        except Exception as error:
+            LOGGER.info("the samples of the trial evaluation failed: %s", error)
+            return None
 
 
 def _count(make: Any, outputs: Any, batch: Batch) -> list[str] | None:

@@ -34,6 +34,7 @@ from samebits.engine.progress import Progress, StepResult
 from samebits.errors import LaunchError
 from samebits.optim.build import load_state
 from samebits.parallel.recoverable import Agreement, RankReport, RecoverableReducer, agree
+from samebits.report.format import counted
 from samebits.storage import checkpoint
 from samebits.storage.weights import load_into
 from samebits.watchdog.detector import HangDetector
@@ -280,7 +281,7 @@ class InStepRun:
     def _report(self, agreement: Agreement) -> None:
         job = self.run.job
         size = self.run.job.world.size
-        text = f"continuing with {size} process{'es' if size > 1 else ''} at step {agreement.num_steps + 1:,}"
+        text = f"continuing with {counted(size, 'process')} at step {agreement.num_steps + 1:,}"
         if job.resumed is not None:
             kept = sum(last - first for nodes in agreement.held for first, last in nodes)
             text += f": {kept} of its {job.resumed.num_micro_batches} micro-batches are kept"

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +85,11 @@ class StopFlag:
         self._reported_to: World | None = None
         self._polled_at = time.monotonic()
 
-    def __call__(self) -> bool:
-        """Return whether a stop was requested, as rank 0 sees it."""
-        return self._is_requested(polls=self._job.world.is_main)
+    def __call__(self, *, on_any_rank: bool = False) -> bool:
+        """Return whether a stop was requested, as rank 0 sees it.
 
-    def is_requested(self) -> bool:
-        """Return whether a stop request is visible to this rank. For use between steps, without an all-reduce."""
-        return self._is_requested(polls=True)
-
-    def _is_requested(self, *, polls: bool) -> bool:
+        `on_any_rank`: as this rank sees it, for use between steps, without an all-reduce.
+        """
         world = self._job.world
         store = self._job.world.signed
         try:
@@ -100,7 +97,11 @@ class StopFlag:
                 if store is not None and not world.is_main and self._reported_to is not world:
                     store.put(STORE_KEY, world.rank)
                     self._reported_to = world
-            elif polls and store is not None and time.monotonic() - self._polled_at > POLL_S:
+            elif (
+                (on_any_rank or world.is_main)
+                and store is not None
+                and time.monotonic() - self._polled_at > POLL_S
+            ):
                 self._polled_at = time.monotonic()
                 return store.get(STORE_KEY) is not None
         except DistError:
@@ -128,7 +129,7 @@ class OpenRun:
         #: Whether a stop was requested, as rank 0 sees it: it travels with a step's gradients.
         self.has_stop = StopFlag(self.job, self.stop)
         #: Whether a stop was requested, on any rank during a validation, whose results are then discarded.
-        self.stop_now = self.has_stop.is_requested
+        self.stop_now = partial(self.has_stop, on_any_rank=True)
         self._connect()
 
     @contextmanager

@@ -22,9 +22,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -246,7 +246,6 @@ def take_fingerprint(
         ("evaluation", data[1], NUM_EVAL),
     ):
         singles = _chosen(samples, config.seed, count)
-        requests = singles * (2 if is_twice else 1)
         more = (
             [(micro_batch.indices, micro_batch.keys)]
             if micro_batch is not None and samples is data[0]
@@ -254,7 +253,22 @@ def take_fingerprint(
         )
         if not singles:
             continue
-        with _reader(samples, [*requests, *more], config, device, num_ranks_here) as loader:
+        requests = [*singles * (2 if is_twice else 1), *more]
+        workers = choose_num_workers(
+            config.loader.num_workers, samples, device, num_ranks_here=num_ranks_here
+        )
+        # With a worker process if training uses workers: a dataset that opens its files at the first read would
+        # otherwise pass this process's open files to all workers, which would then share one file position.
+        reader = Loader(
+            samples,
+            partial(iter, requests),
+            device,
+            num_workers=min(1, workers),
+            channels_last=config.channels_last,
+            # The hang detector starts after the model is built.
+            timeout_s=config.watch.hang_timeout_s,
+        )
+        with closing(reader) as loader:
             first = _digests(loader, singles)
             if is_twice:
                 check_same_samples(name, first, _digests(loader, singles))
@@ -342,37 +356,6 @@ def _digests(loader: Loader, requests: Sequence[Request]) -> dict[int, str]:
     for request in requests:
         digests |= sample_digests(loader.raw(*request))
     return digests
-
-
-@contextmanager
-def _reader(
-    samples: Samples,
-    requests: Sequence[Request],
-    config: RunConfig,
-    device: torch.device,
-    num_ranks_here: int,
-) -> Iterator[Loader]:
-    """Open a loader for a few reads, with a worker process if training uses workers.
-
-    A dataset that opens its files at the first read would otherwise pass this process's open files to all workers,
-    which would then share one file position.
-    """
-    workers = choose_num_workers(
-        config.loader.num_workers, samples, device, num_ranks_here=num_ranks_here
-    )
-    loader = Loader(
-        samples,
-        lambda: iter(requests),
-        device,
-        num_workers=min(1, workers),
-        channels_last=config.channels_last,
-        # The hang detector starts after the model is built.
-        timeout_s=config.watch.hang_timeout_s,
-    )
-    try:
-        yield loader
-    finally:
-        loader.close()
 
 
 def digest_of_sizes(samples: Samples) -> str | None:

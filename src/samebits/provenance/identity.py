@@ -28,6 +28,7 @@ from samebits.config.schema import Mark, RunConfig, marks_of
 from samebits.errors import CheckpointError, ConfigError, DataError, LaunchError, SamebitsError
 from samebits.provenance.record import BEST_FILE, STATEMENT_FILE, Evaluation
 from samebits.provenance.run_files import RunFiles, settings_of
+from samebits.report.format import counted
 from samebits.storage.manifest import WEIGHTS, manifest_of
 from samebits.storage.run_folder import RunFolder, check_utf8, holds_a_run
 from samebits.version import __version__
@@ -305,9 +306,10 @@ def check_ranks_agree(
                     "Start all ranks on machines of one kind. For a new run on several kinds of processors,\n"
                     "set kernels=portable."
                 )
-            num = f"{len(lines)} thing{'s' if len(lines) > 1 else ''}"
             raise LaunchError(
-                f"rank {rank} differs from rank 0 in {num}", given="\n".join(lines[:5]), fix=fix
+                f"rank {rank} differs from rank 0 in {counted(len(lines), 'thing')}",
+                given="\n".join(lines[:5]),
+                fix=fix,
             )
 
 

@@ -23,6 +23,7 @@ from samebits.replay.judge import Finding, Outcome, judge, not_portable, num_por
 from samebits.replay.probe import probe
 from samebits.replay.trace import Trace
 from samebits.replay.trial import TIMEOUT_S, TIMEOUTS, Trial, run_trial
+from samebits.report.format import counted
 
 # Trials of several processes on this machine: the bits of a world do not depend on its device, so one GPU serves all.
 REFERENCE = Trial("1 process")
@@ -101,7 +102,7 @@ def _answers(
 ) -> list[Any]:
     """Run an entry in new processes and return what each rank returned."""
     failure = LaunchError(
-        f"a trial on {procs} process{'es' if procs > 1 else ''} failed",
+        f"a trial on {counted(procs, 'process')} failed",
         # The launcher has reported a process that failed, but not one that wrote no answer.
         fix="See the error above. If there is none, train the recipe first: samebits train RECIPE epochs=1",
     )

@@ -29,6 +29,7 @@ from samebits.replay.segments import (
     replay,
 )
 from samebits.report.console import Console
+from samebits.report.format import counted
 
 # The result of a verification: what was replayed, what differs, and what can have escaped.
 
@@ -185,7 +186,7 @@ def verify(
     chosen = _choose(request, segments, files)
     if console is not None:
         root = files.record.root[:8] + "…" if files.record is not None else "none"
-        count = f"{len(segments)} segment{'s' if len(segments) > 1 else ''}"
+        count = counted(len(segments), "segment")
         console.say(f"run        {request.run}, {files.num_steps:,} steps in {count}, root {root}")
         if place := describe_places(config):
             record = files.record
@@ -203,9 +204,7 @@ def verify(
         )
         return _judge(request, files, segments, chosen, done)
     if console is not None:
-        console.say(
-            f"replaying  {describe(chosen)} on {request.procs} process{'es' if request.procs > 1 else ''}"
-        )
+        console.say(f"replaying  {describe(chosen)} on {counted(request.procs, 'process')}")
     plan = Plan(
         run=request.run.absolute(),
         overrides=request.overrides,

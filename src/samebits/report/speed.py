@@ -15,6 +15,7 @@ import torch
 
 from samebits.config.interval import parse_steps
 from samebits.data.division import num_micro_batches
+from samebits.report.format import counted
 
 # Whether the training loss grows over many steps, as it does with too high a learning rate.
 
@@ -248,14 +249,14 @@ def idle_row(num_procs: int, batch: int, micro_batch: int) -> str:
     num_idle = num_procs - num_micro
     what = (
         f"{num_idle} of {num_procs} processes {'are' if num_idle > 1 else 'is'} idle: "
-        f"a step has {num_micro} micro-batch{'es' if num_micro > 1 else ''}"
+        f"a step has {counted(num_micro, 'micro-batch')}"
     )
     # The largest micro_batch with at least one micro-batch per process: ceil(batch / most) >= num_procs.
     most = (batch - 1) // (num_procs - 1)
     cure = (
         f"micro_batch={most} gives all of them work (and changes the result)"
         if most
-        else f"no micro_batch gives all of them work: a step has {batch} sample{'s' if batch > 1 else ''}"
+        else f"no micro_batch gives all of them work: a step has {counted(batch, 'sample')}"
     )
     return f"{what}\n{cure}"
 

@@ -238,7 +238,7 @@ def check_run_dir(path: Path, resume: str = "never", *, is_first: bool = False) 
     """Check that a run folder can be created and written, before processes start. Leaves nothing behind."""
     check_utf8(path)
     try:
-        _try_out(_nearest(path))
+        _try_out(nearest(path))
     except OSError as error:
         raise cannot_make(path, error) from None
     if not path.is_dir():
@@ -282,7 +282,7 @@ def check_target(path: Path, is_own: Callable[[Path], bool] = lambda _: False) -
     An existing file may be replaced if it is the command's own.
     """
     try:
-        above = _nearest(path.parent)
+        above = nearest(path.parent)
         if not above.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{above} is not a folder")
         if path.is_dir():
@@ -297,7 +297,7 @@ def check_target(path: Path, is_own: Callable[[Path], bool] = lambda _: False) -
         )
 
 
-def _nearest(path: Path) -> Path:
+def nearest(path: Path) -> Path:
     """Return the path itself or its closest parent that exists."""
     for each in (path.absolute(), *path.absolute().parents):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

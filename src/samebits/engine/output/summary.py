@@ -17,7 +17,7 @@ from samebits.module.precision import describe_precision
 from samebits.optim.schedule import num_warmup_steps
 from samebits.provenance.identity import ways_to_train_longer
 from samebits.provenance.record import STATEMENT_FILE, STEPS_FILE
-from samebits.report.format import duration, metric_name, metric_value
+from samebits.report.format import counted, duration, metric_name, metric_value
 from samebits.report.records import FILE_NAME as METRICS
 from samebits.report.speed import idle_row
 from samebits.storage.run_folder import RunFolder
@@ -34,14 +34,14 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
     order = job.order
     batch = min(config.global_batch, order.num_samples)
     num_micro = num_micro_batches(batch, config.micro_batch)
-    threads = f"{config.num_threads} thread{'s' if config.num_threads > 1 else ''} each"
+    threads = f"{counted(config.num_threads, 'thread')} each"
     described = dict(job.parts.describe)
     num_parameters = sum(parameter.numel() for parameter in job.model.parameters())
     rows = {
-        "world": f"{world.size} process{'es' if world.size > 1 else ''} on "
+        "world": f"{counted(world.size, 'process')} on "
         f"{world.host if world.num_hosts == 1 else f'{world.num_hosts} hosts'} "
         f"({world.device.type}, {world.backend}, {threads})",
-        "batch": f"{batch} = {num_micro} micro-batch{'es' if num_micro > 1 else ''} of up to {config.micro_batch}",
+        "batch": f"{batch} = {counted(num_micro, 'micro-batch')} of up to {config.micro_batch}",
         "data": f"{order.num_samples:,} training, {len(job.eval_data):,} validation"
         f"{''.join(f', {len(samples):,} {name}' for name, samples in job.eval_sets.items())}: "
         f"{described.pop('data', spec.name)}",
@@ -72,7 +72,7 @@ def head(spec: RunSpec, job: Job, started: Mapping[str, str]) -> tuple[str, dict
 def _steps(job: Job) -> str:
     epochs = job.config.epochs
     of_epoch = job.order.steps_per_epoch
-    text = f"{job.num_steps:,}: {epochs:,} epoch{'s' if epochs > 1 else ''} of {of_epoch:,}"
+    text = f"{job.num_steps:,}: {counted(epochs, 'epoch')} of {of_epoch:,}"
     if job.num_steps < epochs * of_epoch:
         text += ", cut by max_steps"
     patience = job.config.stop_early.patience
