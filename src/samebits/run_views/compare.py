@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from samebits.config.describe import show
 from samebits.errors import one_line
 from samebits.plain_file import shorten
 from samebits.provenance.identity import is_free
@@ -16,7 +17,6 @@ from samebits.report.format import duration, metric_name, metric_value
 from samebits.report.format import share as format_share
 from samebits.run_views.history import RunHistory
 from samebits.run_views.table import STYLES, TITLE, cut, group_by_setting, seed_table
-from samebits.run_views.values import plain_text
 
 MISSING = "-"
 _MAX_LEGEND = 3  # settings in a legend
@@ -102,7 +102,7 @@ def compare(runs: Sequence[RunHistory]) -> Comparison:
         ComparedValue(
             "other settings" if is_free(name) else "settings",
             name,
-            tuple(plain_text(each[name]) if name in each else MISSING for each in settings),
+            tuple(show(each[name]) if name in each else MISSING for each in settings),
         )
         for name in differing
     ]

@@ -17,11 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from samebits.config import document
+from samebits.config.describe import show
 from samebits.errors import ConfigError, one_line
 from samebits.provenance.identity import is_free
 from samebits.report.format import clock, is_lower_better, metric_name, metric_value
 from samebits.run_views.summary import RunSummary
-from samebits.run_views.values import plain_text
 
 # Which runs a table has, and in which order: `--where optim.lr>0.1`, `--sort top1`.
 
@@ -36,19 +36,21 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": eq,
 }
 _CONDITION = re.compile(rf"\s*([^\s=<>!]+)\s*({'|'.join(_OPERATORS)})\s*(.*?)\s*", re.DOTALL)
-_FIELDS: dict[str, Callable[[RunSummary], Any]] = {
-    "run": lambda run: run.name,
-    "recipe": lambda run: run.recipe or None,
-    "state": lambda run: run.state,
-    "step": lambda run: run.step,
-    "epoch": lambda run: run.epoch,
-    "best": lambda run: run.best,
-    "train_loss": lambda run: run.train_loss,
-    "started": lambda run: run.started,
-    "took": lambda run: run.took_s,
-    "procs": lambda run: run.procs or None,
-    "sha256": lambda run: run.weights_sha256 or None,
+# Names of columns, and the attributes of a summary that they show.
+_FIELDS = {
+    "run": "name",
+    "recipe": "recipe",
+    "state": "state",
+    "step": "step",
+    "epoch": "epoch",
+    "best": "best",
+    "train_loss": "train_loss",
+    "started": "started",
+    "took": "took_s",
+    "procs": "procs",
+    "sha256": "weights_sha256",
 }
+_MAY_BE_EMPTY = ("recipe", "procs", "sha256")  # "" or 0: not known
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Condition:
         if _is_number(found) and _is_number(value):
             return _OPERATORS[self.operator](found, value)
         if self.operator in ("=", "!="):
-            return _OPERATORS[self.operator](plain_text(found), plain_text(value))
+            return _OPERATORS[self.operator](show(found), show(value))
         return (
             isinstance(found, str)
             and isinstance(value, str)
@@ -106,7 +108,8 @@ def parse_condition(text: str) -> Condition:
 def value_of(run: RunSummary, key: str) -> Any:
     """Return the value of a column, metric or setting; None if the run has none."""
     if key in _FIELDS:
-        return _FIELDS[key](run)
+        value = getattr(run, _FIELDS[key])
+        return None if key in _MAY_BE_EMPTY and not value else value
     # Settings last, since they are read only where they are needed.
     return run.metrics[key] if key in run.metrics else run.settings.get(key)
 
@@ -157,7 +160,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _sortable(value: Any) -> tuple[bool, Any]:
-    return (False, float(value)) if _is_number(value) else (True, plain_text(value))
+    return (False, float(value)) if _is_number(value) else (True, show(value))
 
 
 STYLES = {
@@ -310,7 +313,7 @@ def _value_column(key: str) -> Callable[[RunSummary], str]:
             return "null" if key in run.settings else ""
         if key in run.metrics or key == "best":
             return metric_value(run.monitor if key == "best" else key, value)
-        return plain_text(value)
+        return show(value)
 
     return cell
 
@@ -352,7 +355,7 @@ def group_by_setting(runs: Sequence[RunSummary]) -> list[SeedGroup]:
     # The latest first: of runs with one seed, which are no samples of their own, the earliest stays.
     for run in sorted(runs, key=lambda run: run.started or 0.0, reverse=True):
         if run.state == "done" and "seed" in run.settings:
-            groups.setdefault(_key(run), {})[plain_text(run.settings["seed"])] = run
+            groups.setdefault(_key(run), {})[show(run.settings["seed"])] = run
     if all(len(group) < 2 for group in groups.values()):
         return []
     keys = [dict(key) for key in groups]
@@ -383,7 +386,7 @@ def group_by_setting(runs: Sequence[RunSummary]) -> list[SeedGroup]:
 def setting_text(group: SeedGroup) -> str:
     """Return the settings of a group as the start of a legend; "" if there is one group."""
     keys = list(group.settings)[:_MAX_KEYS]
-    return "".join(f"{key}={plain_text(group.settings[key])} " for key in keys)
+    return "".join(f"{key}={show(group.settings[key])} " for key in keys)
 
 
 def seed_cells(groups: Sequence[SeedGroup]) -> tuple[list[str], list[list[str]]]:
@@ -392,7 +395,7 @@ def seed_cells(groups: Sequence[SeedGroup]) -> tuple[list[str], list[list[str]]]
     metrics = list(dict.fromkeys(name for group in groups for name in group.metrics))
     rows = [
         [
-            *(plain_text(group.settings[key]) for key in keys),
+            *(show(group.settings[key]) for key in keys),
             str(len(group.seeds)),
             *(
                 _mean(name, *group.metrics[name]) if name in group.metrics else ""
@@ -422,7 +425,7 @@ def _key(run: RunSummary) -> tuple[tuple[str, str], ...]:
     # settings with another folder of data are no repeat.
     has_early_stop = run.settings.get("stop_early.patience") is not None
     return tuple(
-        (name, plain_text(value))
+        (name, show(value))
         for name, value in run.settings.items()
         if name != "seed" and (has_early_stop or name.startswith("data.") or not is_free(name))
     )

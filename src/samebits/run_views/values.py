@@ -1,7 +1,6 @@
 """Values of a run folder, which may be a stranger's, as numbers and texts of limited length."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from samebits.plain_file import number, shorten
 
@@ -17,19 +16,6 @@ def count(value: object) -> int:
 def text(value: object) -> str:
     """Return a JSON string, shortened; empty if it is none."""
     return shorten(value) if isinstance(value, str) else ""
-
-
-def plain_text(value: Any) -> str:
-    """Return a setting as it is written on the command line."""
-    if value is None:
-        return "null"
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )
 
 
 def numbers(values: object, most: int = 200) -> dict[str, float]:

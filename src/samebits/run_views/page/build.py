@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 
+from samebits.config.describe import show
 from samebits.errors import CheckpointError, cannot_write_result
 from samebits.plain_file import read_plain
 from samebits.report.chart import NUM_COLORS, ChartLine, chart, mean_line, templates
@@ -32,7 +33,6 @@ from samebits.run_views.table import (
     setting_text,
     when,
 )
-from samebits.run_views.values import plain_text
 from samebits.storage.run_folder import check_target, write_atomically
 from samebits.version import __version__
 
@@ -53,7 +53,7 @@ def _environment() -> Environment:
     environment = templates("samebits.run_views.page")
     # NaN is no JSON: the browser would refuse all data of the page.
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    used = (clock, cut, duration, metric_name, metric_value, plain_text, when)
+    used = (clock, cut, duration, metric_name, metric_value, show, when)
     environment.filters |= {each.__name__: each for each in used}
     environment.filters |= {
         "grouped": lambda number: f"{number:,}",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from samebits.config.describe import show
 from samebits.plain_file import read_plain
 from samebits.provenance.identity import is_free
 from samebits.report.chart import NUM_COLORS, ChartLine, Curves, chart
@@ -18,7 +19,6 @@ from samebits.run_views.compare import is_sample, metric_names
 from samebits.run_views.history import RunHistory
 from samebits.run_views.summary import Event, Kind
 from samebits.run_views.table import step_text
-from samebits.run_views.values import plain_text
 
 _MAX_CHARTS = 16
 _MAX_RANKS = 16
@@ -181,7 +181,7 @@ def _trained(run: RunHistory) -> list[tuple[str, str]]:
     rows = [
         ("recipe", run.summary.recipe),
         ("classes", f"{len(run.classes)}: {', '.join(run.classes[:30])}" if run.classes else ""),
-        *((name, plain_text(settings[name])) for name in names if settings[name] is not None),
+        *((name, show(settings[name])) for name in names if settings[name] is not None),
         ("samples trained", f"{run.num_samples:,}" if run.num_samples else ""),
         ("skipped steps", f"{run.skipped:,}, not finite" if run.skipped else ""),
     ]
