@@ -33,6 +33,14 @@ def open_plain(path: Path, flags: int = 0) -> BufferedReader:
     return file
 
 
+def no_link(path: str, flags: int) -> int:
+    """Open a file as the `opener` of `open`, and neither through a symbolic link nor a FIFO that nobody reads.
+
+    A file of a stranger's run folder must not lead to another file of this user.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
 def open_stored(path: Path, flags: int = 0) -> BufferedReader:
     """Open a regular file to copy it whole, as `open_plain` does: one with holes, which a copy would fill, is refused.
 

@@ -38,7 +38,14 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 from pydantic import Field, TypeAdapter
 
 from samebits.errors import CheckpointError, cannot_read, cannot_write
-from samebits.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
+from samebits.plain_file import (
+    MAX_MEMORY_BYTES,
+    json_text,
+    no_link,
+    open_plain,
+    parse_json,
+    read_plain,
+)
 from samebits.storage.run_folder import write_atomically
 from samebits.version import __version__
 
@@ -188,16 +195,15 @@ def write_steps(path: Path, log: StepLog) -> None:
 def flush_steps(path: Path) -> None:
     """Flush a `steps.bin` to the disk, if there is one. Raises CheckpointError if it cannot be flushed."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        opened = open_plain(path, os.O_NOFOLLOW)
     except OSError:
         return  # steps are not recorded
-    try:
-        # It flushes the file's content, whichever process has written it, also by a descriptor for reading.
-        os.fsync(descriptor)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    finally:
-        os.close(descriptor)
+    with opened as file:
+        try:
+            # It flushes the file's content, whichever process has written it, also by a descriptor for reading.
+            os.fsync(file.fileno())
+        except OSError as error:
+            raise cannot_write(path, error) from None
 
 
 def copy_steps(source: Path, target: Path, step: int, link: bytes) -> bool:
@@ -255,9 +261,7 @@ class StepWriter:
         self.link = extend(self.link, content)
         try:
             if self._file is None:
-                # No link: a stranger's run folder must not lead to another file.
-                flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-                self._file = open(os.open(self._path, flags), "ab", buffering=0)  # noqa: SIM115 - closed by `close`
+                self._file = open(self._path, "ab", buffering=0, opener=no_link)  # noqa: SIM115 - closed by `close`
             self._file.write(content)
         except OSError as error:
             raise cannot_write(self._path, error) from None

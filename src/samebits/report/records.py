@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from samebits.errors import cannot_write
 from samebits.extras import require
-from samebits.plain_file import open_plain, parse_json
+from samebits.plain_file import no_link, open_plain, parse_json
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -65,17 +65,8 @@ class MetricsLog:
     def _append(self, record: Mapping[str, Any]) -> None:
         with _writing(self._path), self._lock:
             if self._file is None:
-                # No link: a stranger's run folder must not lead to another file.
-                flags = (
-                    os.O_WRONLY
-                    | os.O_CREAT
-                    | os.O_APPEND
-                    | os.O_NOFOLLOW
-                    | os.O_NONBLOCK
-                    | os.O_CLOEXEC
-                )
                 # Append mode at the system: a write goes to the end of the file, whatever another process has added.
-                self._file = open(os.open(self._path, flags, 0o666), "ab")  # noqa: SIM115 - closed by `close`
+                self._file = open(self._path, "ab", opener=no_link)  # noqa: SIM115 - closed by `close`
             # NaN is no JSON, and other tools would refuse the line; `write` has replaced it by null.
             self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
             # Flushed to the system at once: trackers follow the file, and

@@ -53,6 +53,7 @@ from samebits.storage.run_folder import (
     sync_folder,
     take_name,
     write_atomically,
+    write_synced,
 )
 from samebits.storage.tensor_file import write_tensors
 from samebits.version import __version__
@@ -301,8 +302,5 @@ def unpack(
 
 
 def _write(path: Path, content: bytes) -> tuple[int, str]:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    write_synced(path, content)
     return len(content), sha256_of(content)

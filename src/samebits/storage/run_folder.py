@@ -118,10 +118,16 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises:
         CheckpointError: It cannot be written, for example because the disk is full.
     """
-    with atomic_file(path) as partial, partial.open("wb") as file:
+    with atomic_file(path) as partial:
+        # On disk before the rename: otherwise a power cut could leave an empty file under the final name.
+        write_synced(partial, content)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file and flush it to the disk."""
+    with path.open("wb") as file:
         file.write(content)
         file.flush()
-        # On disk before the rename: otherwise a power cut could leave an empty file under the final name.
         os.fsync(file.fileno())
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from samebits.cluster.signals import end_group
-from samebits.plain_file import read_part
+from samebits.plain_file import no_link, read_part
 from samebits.report.trackers.process import FAILED, FOLDER
 from samebits.report.trackers.tracker import Outcome, check_trackers, external, label
 
@@ -86,10 +86,9 @@ class TrackerProcess:
         self._log = run / "logs" / f"tracker-{label(name)}.log"
         self._stored_before = self._stored_at()
         self._log.parent.mkdir(exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         # -P: without it, -m puts the current folder first on sys.path, where a wandb.py of a stranger may lie.
         command = [sys.executable, "-P", "-m", "samebits.report.trackers.process", name, str(run)]
-        with open(os.open(self._log, flags, 0o666), "ab") as log:
+        with open(self._log, "ab", opener=no_link) as log:
             self._child = subprocess.Popen(
                 [*command, *(["--new"] if is_new else [])],
                 stdin=subprocess.PIPE,
