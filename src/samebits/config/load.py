@@ -303,20 +303,13 @@ class _Reader:
 def _closest(path: KeyPath, candidates: Sequence[Setting]) -> Setting | None:
     """Return the candidate with the same last key, else with the most similar path, else with the most similar key."""
     same = [setting for setting in candidates if setting.path[-1] == path[-1]]
-    if same:
-        return max(
-            same,
-            key=lambda setting: difflib.SequenceMatcher(None, ".".join(path), setting.key).ratio(),
-        )
-    for cutoff, key in ((0.7, ".".join(path)), (0.6, path[-1])):
-        names = {
-            (setting.key if cutoff == 0.7 else setting.path[-1]): setting
-            for setting in reversed(candidates)
-        }
-        near = difflib.get_close_matches(key, names, n=1, cutoff=cutoff)
-        if near:
-            return names[near[0]]
-    return None
+    by_key = {setting.key: setting for setting in same or candidates}
+    cutoff = 0.0 if same else 0.7
+    if near := difflib.get_close_matches(".".join(path), by_key, n=1, cutoff=cutoff):
+        return by_key[near[0]]
+    by_name = {setting.path[-1]: setting for setting in reversed(candidates)}
+    near = difflib.get_close_matches(path[-1], by_name, n=1)
+    return by_name[near[0]] if near else None
 
 
 C = TypeVar("C", bound=Settings)

@@ -65,7 +65,7 @@ class ReplicaCheck:
         who = (
             f"{ranks_text(odd)} differ{'s' if len(odd) == 1 else ''} from the others"
             if odd
-            else _all_text(groups)
+            else f"{' and '.join(map(ranks_text, groups[:4]))} differ"
         )
         step = self._equal_step
         known_good = (
@@ -98,12 +98,6 @@ def _groups(values: list[Any]) -> list[list[int]]:
     for rank, value in enumerate(values):
         groups.setdefault(value, []).append(rank)
     return list(groups.values())
-
-
-def _all_text(groups: list[list[int]]) -> str:
-    if len(groups) == 2 and len(groups[0]) == 1:
-        return f"ranks {groups[0][0]} and {groups[1][0]} differ"
-    return f"{' and '.join(ranks_text(group) for group in groups[:4])} differ"
 
 
 def _cause(groups: list[list[int]], info: list[dict[str, Any]]) -> str:

@@ -250,11 +250,14 @@ def colors(count: int) -> list[Color]:
 
 def _short(count: int) -> str:
     """Format a count for a cell: pixels are millions."""
-    for size, unit in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**5, "k")):
-        if count >= size:
-            value = count / (1000 if unit == "k" else size)
-            return f"{value:.3g}{unit}" if value < 999.5 else f"{value:.0f}{unit}"
-    return str(count)
+    if count < 10**5:
+        return str(count)
+    size = count / 1000
+    for unit in ("k", "M", "G"):
+        if size < 999.5:
+            return f"{size:.3g}{unit}"
+        size /= 1000
+    return f"{size:.3g}T"
 
 
 def _fonts(texts: Sequence[str]) -> tuple[Font, Font]:
