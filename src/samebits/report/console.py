@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from rich.console import Console as TerminalConsole
 from rich.console import RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -139,7 +140,6 @@ class Console:
         self._lock = threading.RLock()
         self._drawn_at = -_LONGEST_S
         self._drawn_step = 0
-        self._columns: dict[str, int] = {}
 
     @property
     def width(self) -> int:
@@ -242,50 +242,30 @@ class Console:
         self,
         epoch: float,
         values: Mapping[str, float],
-        num_samples: int,
         train_loss: float | None = None,
         *,
         is_best: bool = False,
     ) -> None:
-        """Add a row to the validation table; on a terminal the table's head comes with the first row.
+        """Write the line of a validation. Each names its metrics: there may be other lines between two of them.
 
         Args:
-            epoch: Epochs done; a fraction inside an epoch.
-            values, num_samples: Validation metrics by name, the same names each time, and samples of the set.
+            epoch, values: Epochs done, with a fraction inside an epoch, and metrics by name.
             train_loss: Mean training loss since the last validation; None if there was no step.
         """
         when = f"{epoch:g}" if epoch == int(epoch) else f"{epoch:.2f}"
         loss = metric_value("loss", train_loss) if train_loss is not None else "-"
         # A slash marks a detail, such as the accuracy of one class: those are in the files.
-        shown = {name: value for name, value in values.items() if "/" not in name}
-        texts = {
-            printable(metric_name(name)): metric_value(name, value) for name, value in shown.items()
-        }
-        widths = {printable(metric_name(name)): metric_width(name) for name in shown}
-        mark = "best" if is_best else ""
-        columns = {name: max(len(name), len(texts[name]), widths[name]) for name in texts}
-        first = {"epoch": 5, "train loss": len("train loss")}
-        if (
-            not self._interactive
-            or sum(columns.values()) + 2 * len(columns) + 25 > self._rich.width
-        ):
-            # Each row names its metrics, since in a log file there are progress lines between the rows.
-            named = "  ".join(f"{name} {text:<{widths[name]}}" for name, text in texts.items())
-            loss = f"{loss:<{metric_width('loss')}}"
-            self.say(f"epoch {when}  train loss {loss}  validation {named}  {mark}".rstrip())
-            return
-        rows = Table.grid(padding=(0, 2, 0, 0))
-        is_first = list(columns) != list(self._columns)
-        self._columns = columns if is_first else self._columns
-        for width in [*first.values(), *self._columns.values()]:
-            rows.add_column(justify="right", width=width, no_wrap=True)
-        rows.add_column(style="bold green", no_wrap=True)
-        if is_first:
-            start = sum(width + 2 for width in first.values())
-            self._print(Text(f"{' ' * start}validation ({num_samples:,} samples)", "dim"))
-            rows.add_row(*first, *self._columns, style="dim")
-        rows.add_row(when, loss, *texts.values(), mark)
-        self._print(rows)
+        texts = [
+            f"{printable(metric_name(name))} {metric_value(name, value):<{metric_width(name)}}"
+            for name, value in values.items()
+            if "/" not in name
+        ]
+        train = f"train loss {loss:<{metric_width('loss')}}"
+        line = Text("  ".join([f"epoch {when}", train, "validation " + "  ".join(texts)]))
+        if is_best:
+            line.append("  best", "bold green")
+        line.rstrip()
+        self._print(line)
 
     def close(self) -> None:
         """Remove the progress line."""
@@ -302,7 +282,7 @@ class Console:
             parts = [part for part in parts if part != min(parts)]
         tail = "  ".join(part for _, part in parts)
         space = min(columns - len(head) - len(tail) - 4, _MAX_BAR)
-        text = Text(f"{head}  ", no_wrap=True, overflow="crop")
+        cells: list[RenderableType] = [head, tail]
         if space >= _MIN_BAR:
             bar = ProgressBar(
                 1,
@@ -311,12 +291,11 @@ class Console:
                 complete_style="green",
                 finished_style="green",
             )
-            start = len(text)
-            for segment in self._rich.render(bar):
-                text.append(segment.text, segment.style)
-            text.append(" " * (space + 2 - (len(text) - start)))
-        text.append(tail)
-        text.truncate(max(columns, 1), overflow="crop")
+            cells.insert(1, bar)
+        line = Table.grid(padding=(0, 2, 0, 0))
+        for _ in cells:
+            line.add_column(no_wrap=True, overflow="crop")
+        line.add_row(*cells)
         if self._live is None:
             self._live = Live(
                 console=self._rich,
@@ -326,7 +305,7 @@ class Console:
                 redirect_stderr=False,
             )
             self._live.start()
-        self._live.update(text, refresh=True)
+        self._live.update(Constrain(line, max(columns, 1)), refresh=True)
 
     def _print(self, renderable: RenderableType, *, wraps: bool = False) -> None:
         with self._lock:

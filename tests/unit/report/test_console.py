@@ -134,32 +134,23 @@ def test_messages_are_above_the_progress_line() -> None:
     assert "\x1b[?25" not in out.getvalue()  # a killed process could not show the cursor again
 
 
-def test_the_table_on_a_terminal_has_its_head_once() -> None:
-    out = io.StringIO()
-    console = Console(out, True)
-    console.evaluation(1, {"loss": 0.8721, "top1": 0.91944, "top1/7": 0.5}, 360, 1.4142, is_best=True)
-    console.evaluation(2, {"loss": 0.2144, "top1": 1.0, "top1/7": 1.0}, 360, 0.5, is_best=True)
-    console.evaluation(2.5, {"loss": 0.3144, "top1": 0.5, "top1/7": 1.0}, 360)
-    assert [line.rstrip() for line in plain(out.getvalue()).splitlines()] == [
-        "                   validation (360 samples)",
-        "epoch  train loss       loss    top-1",
-        "    1       1.414     0.8721   91.94%  best",
-        "    2      0.5000     0.2144  100.00%  best",
-        " 2.50           -     0.3144   50.00%",
-    ]
-
-
-def test_a_table_that_is_wider_than_the_terminal_names_its_figures() -> None:
-    out = io.StringIO()
-    Console(out, True).evaluation(1, {f"accuracy_of_{place}": 0.5 for place in range(6)}, 360, 1.0)
-    assert plain(out.getvalue()).startswith("epoch 1  train loss 1.000      validation accuracy of 0 50.00%")
+def test_a_terminal_and_a_log_file_name_the_figures_of_a_validation_alike() -> None:
+    for is_terminal in (True, False):
+        out = io.StringIO()
+        console = Console(out, is_terminal)
+        console.evaluation(1, {"loss": 0.8721, "top1": 0.91944, "top1/7": 0.5}, 1.4142, is_best=True)
+        console.evaluation(2.5, {"loss": 0.3144, "top1": 0.5, "top1/7": 1.0})
+        assert plain(out.getvalue()).splitlines() == [
+            "epoch 1  train loss 1.414      validation loss 0.8721     top-1 91.94%   best",
+            "epoch 2.50  train loss -          validation loss 0.3144     top-1 50.00%",
+        ]
 
 
 def test_a_log_file_names_the_figures_of_a_validation_and_has_the_facts_of_a_block_aligned() -> None:
     out = io.StringIO()
     console = Console(out, False)
-    console.evaluation(2.5, {"loss": float("nan"), "top1": 0.5}, 10_000, 0.25, is_best=True)
-    console.evaluation(1, {"AP": 0.5, "APL": -1.0}, 10)  # an average over no ground truth
+    console.evaluation(2.5, {"loss": float("nan"), "top1": 0.5}, 0.25, is_best=True)
+    console.evaluation(1, {"AP": 0.5, "APL": -1.0})  # an average over no ground truth
     console.block("done in 21 s", {"weights": "a", "none": "", "next": "b\nc"})
     first, second, *block = out.getvalue().splitlines()
     assert first == "epoch 2.50  train loss 0.2500     validation loss nan        top-1 50.00%   best"
@@ -172,7 +163,7 @@ def test_figures_of_a_log_file_stand_below_each_other() -> None:
     console = Console(out, False)
     rows = [(2.302585, 0.0), (0.8721, 0.009902), (0.009902, 0.91), (0.00012345, 1.0), (0.0000012345, 0.00042)]
     for loss, precision in rows:
-        console.evaluation(1, {"loss": loss, "AP": precision, "top1": precision}, 360)
+        console.evaluation(1, {"loss": loss, "AP": precision, "top1": precision})
     lines = out.getvalue().splitlines()
     assert lines[2].endswith("validation loss 0.009902   AP 0.910   top-1 91.00%")
     assert {(line.index("AP"), line.index("top-1")) for line in lines} == {(58, 69)}
@@ -194,7 +185,7 @@ def test_markup_and_escapes_of_others_have_no_effect() -> None:
         console = Console(out, interactive)
         console.say("[bold red]a[/] \x1b[31mb :smile: 'c' 12")
         console.block("[b]d", {"[i]e": "[link=x]f\x07"})
-        console.evaluation(1, {"[u]g": 1.0}, 1)
+        console.evaluation(1, {"[u]g": 1.0})
         rows = Table.grid()
         rows.add_row("[blink]h")
         console.draw(rows)
@@ -209,7 +200,7 @@ def test_with_no_color_a_terminal_gets_no_styles(monkeypatch: pytest.MonkeyPatch
         out, clock = io.StringIO(), Clock()
         console = Console(out, True, clock)
         console.block("head", {"a": "b"})
-        console.evaluation(1, {"top1": 1.0}, 1, is_best=True)
+        console.evaluation(1, {"top1": 1.0}, is_best=True)
         _train(console, clock, num_epochs=1, epoch_steps=2, step_s=1.0)
         console.error(ConfigError("no", where="there"))
         console.close()

@@ -275,7 +275,7 @@ class Reports:
             others = {name: metrics_of(name, metrics) for name in job.eval_sets}
             names = {name for each in others for name in with_set(each, others[each])}
             own = {name: value for name, value in metrics.items() if name not in names}
-            self._console.evaluation(epoch, own, metric.num_samples, train_loss, is_best=is_best)
+            self._console.evaluation(epoch, own, train_loss, is_best=is_best)
             for name, values in others.items():
                 self._console.say(describe_set(name, values, len(job.eval_sets[name])))
             if job.progress.has_stopped_early:
