@@ -29,6 +29,7 @@ from samebits.frames import error_line
 from samebits.metrics.early_stop import Patience, metric_of
 from samebits.metrics.eval_sets import with_set
 from samebits.metrics.metric import Metric
+from samebits.module.buffers import buffers_of
 from samebits.provenance.record import Evaluation, add_evaluation
 
 Loss = Callable[[Any, Batch], Mapping[str, Tensor]]
@@ -148,25 +149,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         for module, is_training in modes:
             module.training = is_training
         restore()
-
-
-def buffers_of(model: nn.Module) -> Callable[[], None]:
-    """Keep the buffers of a model and their values, and return a function that restores both."""
-    # A model may count or collect values in a forward pass, different ones on each rank.
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
-
-    @torch.no_grad()
-    def restore() -> None:
-        for module, name, buffer, value in buffers:
-            # A forward pass may have bound the name to another
-            # tensor. References to the original one must stay valid.
-            setattr(module, name, buffer.copy_(value))
-
-    return restore
 
 
 def _merge(

@@ -17,6 +17,7 @@ from samebits.bits import as_integers, is_same
 from samebits.data.samples import Batch
 from samebits.data.seeding import seed_forward, seeded
 from samebits.errors import ConfigError, SamebitsError
+from samebits.module.buffers import buffers_of
 
 LOGGER = logging.getLogger("samebits")
 
@@ -64,13 +65,7 @@ def try_micro_batch(
     Raises:
         ConfigError: The second pass has other bits, or a pass changed a parameter.
     """
-    # `register_buffer` would forget whether a buffer is persistent, hence the dictionary itself.
-    buffers = [
-        (module, name, buffer)
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-    ]
-    values = [None if buffer is None else buffer.clone() for *_, buffer in buffers]
+    restore_buffers = buffers_of(model)
     weights: dict[str, int] = {}
 
     def run() -> _Pass:
@@ -83,13 +78,8 @@ def try_micro_batch(
         return _Pass({name: term.detach() for name, term in terms.items()}, gradients, changed)
 
     def restore() -> None:
-        for (module, name, buffer), value in zip(buffers, values, strict=True):
-            # A module may have replaced the buffer by another tensor, so the original object is restored too.
-            module._buffers[name] = buffer
-            if buffer is not None and value is not None:
-                buffer.copy_(value)
-        for parameter in model.parameters():
-            parameter.grad = None
+        restore_buffers()
+        model.zero_grad()
 
     with seeded(0), torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
@@ -102,8 +92,7 @@ def try_micro_batch(
             LOGGER.info("the trial micro-batch failed: %s", error)
             return {}
         finally:
-            with torch.no_grad():
-                restore()
+            restore()
     now = _sums(dict(model.named_parameters()))
     if written := [name for name in weights if weights[name] != now.get(name)]:
         raise _not_repeatable(f"the forward pass wrote into {_named('parameter', written)}")

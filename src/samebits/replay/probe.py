@@ -22,8 +22,9 @@ from samebits.data.order import MicroBatch
 from samebits.data.samples import Batch, Samples, sample_digests
 from samebits.data.seeding import seed_forward, seeded
 from samebits.engine import build
-from samebits.engine.evaluate import buffers_of, evaluate, evaluating, options_of
+from samebits.engine.evaluate import evaluate, evaluating, options_of
 from samebits.frames import Line
+from samebits.module.buffers import buffers_of
 from samebits.module.check_model import check_trainable
 from samebits.module.determinism import use_deterministic_algorithms
 from samebits.portable.mode import LIST_OPERATIONS, listed_operations
