@@ -142,6 +142,16 @@ def number(value: object) -> float | None:
     return converted if math.isfinite(converted) else None
 
 
+def as_dict(value: object) -> dict[str, Any]:
+    """Return a JSON object; an empty one in place of any other value."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: object) -> list[Any]:
+    """Return a JSON array; an empty one in place of any other value."""
+    return value if isinstance(value, list) else []
+
+
 def shorten(value: object, num_chars: int = MAX_TEXT) -> str:
     """Return a value as text of limited length."""
     full = str(value)

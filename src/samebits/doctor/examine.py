@@ -9,7 +9,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -46,19 +45,6 @@ SIZES = (1024, 64 * 1024, 1024**2, 16 * 1024**2, 64 * 1024**2)
 LONG_S = 1.0
 PING_BYTES = 64
 PINGS = 5
-
-
-@dataclass(frozen=True)
-class AllReduce:
-    """Measurement of the all-reduce at one size."""
-
-    num_bytes: int  #: Size of the buffer, bytes.
-    seconds: float  #: Median time of the slowest rank.
-    is_right: bool  #: Whether the sum was correct on every rank.
-
-    def bits_per_s(self, world_size: int) -> float:
-        """Return the bus bandwidth: an all-reduce moves 2 (W-1)/W of its bytes over the link of each process."""
-        return 8 * self.num_bytes * 2 * (world_size - 1) / world_size / self.seconds
 
 
 def examine_links(world: World, timeout_s: float = 30.0) -> list[CheckResult]:
@@ -147,12 +133,15 @@ def _ping(world: World, pair: tuple[int, int], timeout_s: float) -> float | str:
 
 
 def _all_reduce(world: World) -> list[CheckResult]:
-    results = []
+    times = []
+    wrong = []
     for num_bytes in SIZES:
-        results.append(_sum(world, num_bytes))
-        if results[-1].seconds > LONG_S:
+        seconds, is_right = _sum(world, num_bytes)
+        times.append(seconds)
+        if not is_right:
+            wrong.append(num_bytes)
+        if seconds > LONG_S:
             break
-    wrong = [result.num_bytes for result in results if not result.is_right]
     if wrong:
         fix = "Do not train on this network: it or a driver damages data. Try NCCL_P2P_DISABLE=1, or other hardware."
         return [
@@ -160,11 +149,11 @@ def _all_reduce(world: World) -> list[CheckResult]:
                 "all-reduce", f"WRONG sums at {', '.join(map(_size, wrong))}", "problem", fix
             )
         ]
-    last = results[-1]
-    speed = last.bits_per_s(world.size)
+    # The bus bandwidth: an all-reduce moves 2 (W-1)/W of its bytes over the link of each process.
+    speed = 8 * num_bytes * 2 * (world.size - 1) / world.size / seconds
     text = (
-        f"correct; {1e3 * results[0].seconds:,.2f} ms at {_size(SIZES[0])}, "
-        f"{_rate(speed)} at {_size(last.num_bytes)}"
+        f"correct; {1e3 * times[0]:,.2f} ms at {_size(SIZES[0])}, "
+        f"{_rate(speed)} at {_size(num_bytes)}"
     )
     # Rank 0's value: all ranks have to return the same list.
     link = collectives.broadcast_object(
@@ -179,7 +168,8 @@ def _all_reduce(world: World) -> list[CheckResult]:
     return [CheckResult("all-reduce", text)]
 
 
-def _sum(world: World, num_bytes: int) -> AllReduce:
+def _sum(world: World, num_bytes: int) -> tuple[float, bool]:
+    """Measure the all-reduce of so many bytes; return the time of the slowest rank, and whether all sums are right."""
     times = []
     is_right = True
     for _ in range(4):
@@ -196,9 +186,7 @@ def _sum(world: World, num_bytes: int) -> AllReduce:
         is_right = is_right and torch.equal(values, expected)
     # Without the first one, which may set up connections and memory.
     gathered = collectives.all_gather_object(world, (statistics.median(times[1:]), is_right))
-    return AllReduce(
-        num_bytes, max(seconds for seconds, _ in gathered), all(right for _, right in gathered)
-    )
+    return max(seconds for seconds, _ in gathered), all(right for _, right in gathered)
 
 
 def _numbers(rank: int, count: int, device: torch.device) -> Tensor:

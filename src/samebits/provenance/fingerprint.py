@@ -47,6 +47,7 @@ from samebits.data.samples import (
     short_digest,
 )
 from samebits.launch.kernels import cpu_info, describe_processor
+from samebits.plain_file import as_dict
 from samebits.portable.arithmetic import VERSION
 from samebits.provenance.self_check import check_same_samples, try_micro_batch
 from samebits.version import __version__
@@ -203,14 +204,13 @@ class Fingerprint:
     @classmethod
     def from_json(cls, content: object) -> Fingerprint:
         """Read the fingerprint in a checkpoint; parts that are missing or not text are left out."""
-        plain = content if isinstance(content, dict) else {}
-        named = {part.name: plain.get(part.name) for part in dataclasses.fields(cls)}
+        plain = as_dict(content)
         return cls(
             **{
-                name: {str(key): str(value) for key, value in found.items()}
-                if isinstance(found, dict)
-                else {}
-                for name, found in named.items()
+                part.name: {
+                    str(key): str(value) for key, value in as_dict(plain.get(part.name)).items()
+                }
+                for part in dataclasses.fields(cls)
             }
         )
 

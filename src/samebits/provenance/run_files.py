@@ -12,7 +12,7 @@ from typing import Any
 from samebits.config import document
 from samebits.config.given import flat
 from samebits.errors import CheckpointError, ConfigError, SamebitsError
-from samebits.plain_file import MAX_MEMORY_BYTES, parse_json, read_part
+from samebits.plain_file import MAX_MEMORY_BYTES, as_dict, as_list, parse_json, read_part
 from samebits.provenance.record import (
     BEST_FILE,
     STATEMENT_FILE,
@@ -127,10 +127,8 @@ class RunFiles:
     @cached_property
     def worlds(self) -> list[dict[str, Any]]:
         """The worlds of the run, with code and environment of each, in `environment.json`."""
-        worlds = self.environment.get("worlds")
-        return (
-            [each for each in worlds if isinstance(each, dict)] if isinstance(worlds, list) else []
-        )
+        worlds = as_list(self.environment.get("worlds"))
+        return [each for each in worlds if isinstance(each, dict)]
 
     @property
     def has_statement(self) -> bool:
@@ -191,7 +189,7 @@ def over_worlds(worlds: Iterable[object]) -> dict[str, str]:
     """Join the values that a run's worlds have by name: it may have continued with other code or on another machine."""
     values: dict[str, list[str]] = {}
     for world in worlds:
-        for name, value in world.items() if isinstance(world, dict) else ():
+        for name, value in as_dict(world).items():
             seen = values.setdefault(str(name), [])
             if str(value) not in seen:
                 seen.append(str(value))

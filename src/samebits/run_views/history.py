@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from samebits.plain_file import shorten
+from samebits.plain_file import as_dict, as_list, shorten
 from samebits.provenance.record import STATEMENT_FILE
 from samebits.provenance.run_files import MAX_RECORDS, RunFiles, over_worlds
 from samebits.report.chart import Curves
@@ -74,14 +73,9 @@ def read_history(run: Path) -> RunHistory:
         name: text(result.get(name))[:64] for name in ("chain", "root") if text(result.get(name))
     }
     found.num_samples = count(result.get("samples"))
-    skipped = result.get("skipped_steps")
-    found.skipped = len(skipped) if isinstance(skipped, list) else 0
-    plain = result.get("worlds") or environment.get("worlds")
-    worlds = (
-        [world for world in plain[:100] if isinstance(world, dict)]
-        if isinstance(plain, list)
-        else []
-    )
+    found.skipped = len(as_list(result.get("skipped_steps")))
+    plain = as_list(result.get("worlds") or environment.get("worlds"))
+    worlds = [world for world in plain[:100] if isinstance(world, dict)]
     found.worlds = [(count(world.get("size")), count(world.get("from_step"))) for world in worlds]
     found.environment, found.code = (
         _texts(over_worlds(world.get(part) for world in worlds)) for part in ("environment", "code")
@@ -91,27 +85,22 @@ def read_history(run: Path) -> RunHistory:
             found.environment[name] = value
     if cores := count(environment.get("num_cores")):
         found.environment["cores"] = str(cores)
-    world = environment.get("world")
-    if isinstance(world, dict):
-        found.environment |= {
-            name: text(world.get(name)) for name in ("backend", "device", "host") if world.get(name)
-        }
-    command = environment.get("command")
-    if isinstance(command, list):
-        found.command = shorten(" ".join(text(part) for part in command[:100]), 1000)
-    entry: Any = files.read_json(STATEMENT_FILE)
+    world = as_dict(environment.get("world"))
+    found.environment |= {
+        name: text(world.get(name)) for name in ("backend", "device", "host") if world.get(name)
+    }
+    command = as_list(environment.get("command"))
+    found.command = shorten(" ".join(map(text, command[:100])), 1000)
+    entry = files.read_json(STATEMENT_FILE)
     for name in ("predicate", "buildDefinition", "internalParameters", "data"):
-        entry = entry.get(name) if isinstance(entry, dict) else None
+        entry = as_dict(entry.get(name))
     found.data = _texts(entry)
     found.changed = [shorten(name, 120) for name in files.changed[:1000]]
-    classes = files.read_json("dataset_info.json").get("classes")
-    if isinstance(classes, list):
-        found.classes = [
-            shorten(name, 80) for name in classes[:_MAX_CLASSES] if isinstance(name, str)
-        ]
+    classes = as_list(files.read_json("dataset_info.json").get("classes"))
+    found.classes = [shorten(name, 80) for name in classes[:_MAX_CLASSES] if isinstance(name, str)]
     return found
 
 
 def _texts(values: object) -> dict[str, str]:
-    entries = list(values.items())[:_MAX_NAMES] if isinstance(values, dict) else []
+    entries = list(as_dict(values).items())[:_MAX_NAMES]
     return {shorten(name, 80): text(value) for name, value in entries}

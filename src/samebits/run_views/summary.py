@@ -18,7 +18,7 @@ from typing import Any, Literal
 import psutil
 
 from samebits.errors import CheckpointError, ConfigError, cannot_read
-from samebits.plain_file import number, read_part, shorten
+from samebits.plain_file import as_dict, number, read_part, shorten
 from samebits.provenance.record import BEST_FILE
 from samebits.provenance.run_files import RunFiles
 from samebits.run_views.values import count, numbers, text
@@ -292,8 +292,7 @@ def summary_of(files: RunFiles) -> RunSummary:
     with suppress(OSError):
         times.append(os.stat(run / "config.yaml").st_mtime)
     found.started = min((each for each in times if each), default=None)
-    world = environment.get("world")
-    found.procs = count(world.get("size")) if isinstance(world, dict) else 0
+    found.procs = count(as_dict(environment.get("world")).get("size"))
     _add_best(found, files.read_json(BEST_FILE))
     if result:
         found.step = found.num_steps = count(result.get("steps"))
@@ -328,9 +327,10 @@ def _plain(value: Any) -> Any:
 
 
 def _add_best(found: RunSummary, best: object) -> None:
-    if isinstance(best, dict) and text(best.get("metric")):
-        found.monitor = shorten(best["metric"], 80)
-        found.best = number(best.get("value"))
+    plain = as_dict(best)
+    if metric := text(plain.get("metric")):
+        found.monitor = shorten(metric, 80)
+        found.best = number(plain.get("value"))
 
 
 def _add_records(found: RunSummary, files: RunFiles, *, is_complete: bool) -> None:

@@ -203,16 +203,12 @@ def runs_table(
         keys: Names of values that were filtered or sorted by; each gets a column.
     """
     columns = _columns(runs, folder, keys)
-    cells = {name: [one_line(make(run)) for run in runs] for name, make in columns.items()}
-    cells["run"] = [cut(cell, _MAX_NAME) for cell in cells["run"]]
-    for name in cells:
-        if name != "run":
-            cells[name] = [cut(cell, _MAX_CELL) for cell in cells[name]]
-    cells = {
-        name: values
-        for name, values in cells.items()
-        if name in ("run", "state", *keys) or any(values)
-    }
+    cells = {}
+    for name, make in columns.items():
+        most = _MAX_NAME if name == "run" else _MAX_CELL
+        values = [cut(one_line(make(run)), most) for run in runs]
+        if name in ("run", "state", *keys) or any(values):
+            cells[name] = values
     heads = {name: cut(one_line(name), _MAX_CELL) for name in cells}
     widths = {name: max(map(cell_len, [heads[name], *cells[name]])) for name in cells}
     for name in _OPTIONAL:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.errors import CheckpointError, cannot_read
-from samebits.plain_file import MAX_MEMORY_BYTES, parse_json, read_plain
+from samebits.plain_file import MAX_MEMORY_BYTES, as_dict, parse_json, read_plain
 
 FORMAT = 1
 MAX_STATE_BYTES = 16 * 1024 * 1024
@@ -35,8 +35,7 @@ def manifest_of(path: Path) -> dict[str, dict[str, Any]]:
             allowed=f"format {FORMAT}",
             fix="Use the version of Samebits that wrote it.",
         )
-    files = manifest.get("files")
-    known: dict[str, Any] = files if isinstance(files, dict) else {}
+    known = as_dict(manifest.get("files"))
     for name in (WEIGHTS, OPTIMIZER, STATE):
         if not isinstance(known.get(name), dict):
             raise CheckpointError(
@@ -70,8 +69,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 def run_of(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the run's identity from a checkpoint's state; empty if the checkpoint predates it."""
-    run = plain.get("run")
-    return run if isinstance(run, dict) else {}
+    return as_dict(plain.get("run"))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from samebits.errors import (
     cannot_write,
     cannot_write_result,
 )
-from samebits.plain_file import MAX_MEMORY_BYTES, json_text, parse_json, read_plain
+from samebits.plain_file import MAX_MEMORY_BYTES, as_dict, json_text, parse_json, read_plain
 from samebits.scratch import partial_path, remove_named, scratch_folder, sweep, sweep_partials
 from samebits.storage.manifest import FILES, MAX_STATE_BYTES, STATE, parse_object
 from samebits.storage.run_lock import LOCK, RunLock, is_lock
@@ -569,7 +569,7 @@ def kept_sha256(folder: Path) -> str | None:
         record = parse_json(read_plain(folder / RECORD))
     except (OSError, ValueError):
         return None
-    sha256 = record.get("sha256") if isinstance(record, dict) else None
+    sha256 = as_dict(record).get("sha256")
     return sha256 if isinstance(sha256, str) else None
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from samebits.config import document
 from samebits.errors import SamebitsError
-from samebits.plain_file import open_plain, parse_json, read_plain
+from samebits.plain_file import as_dict, open_plain, parse_json, read_plain
 from samebits.report.records import CHECKPOINT, FILE_NAME, lines_of, record_in
 from samebits.report.trackers.tracker import TrackedRun, Tracker, label, make_tracker
 from samebits.storage.run_folder import write_atomically
@@ -186,7 +186,7 @@ def _follow(run: Path, tracker: Tracker, position: ReadPosition) -> None:
     if outcome not in ("done", "stopped"):
         outcome = "failed"
     result = parse_json(read_plain(run / "result.json")) if outcome == "done" else {}
-    tracker.finish(outcome, result if isinstance(result, dict) else {})  # type: ignore[arg-type]  # one of the three
+    tracker.finish(outcome, as_dict(result))  # type: ignore[arg-type]  # one of the three
 
 
 def _wait_for_end(seconds: float) -> str | None:
