@@ -1,6 +1,5 @@
 """`samebits doctor`: checks of this machine, or of all machines of a world, before a run."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -112,4 +111,4 @@ def _on_hosts(
             str(len(machines)),
         ]
 
-    return run_on_hosts(machines, command, lambda text: print(text, file=sys.stderr))
+    return run_on_hosts(machines, command)

@@ -5,9 +5,8 @@ tracker.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -24,10 +23,6 @@ from samebits.cli.options import (
     table_columns,
 )
 from samebits.errors import CheckpointError, ConfigError, one_line
-
-if TYPE_CHECKING:
-    from samebits.run_views.history import RunHistory
-
 
 # `samebits runs`, `compare` and `report`: tables and pages of run folders.
 
@@ -177,19 +172,14 @@ def report(runs: RunOrRuns, out: Out = None, svg: Svg = None, debug: Debug = Fal
     target = out or runs[0] / "report.html"
     check_page(target)
     from samebits.run_views.history import read_history
-    from samebits.run_views.page.build import report_page
+    from samebits.run_views.page.build import report_page, write_page
 
     histories = [read_history(run) for run in runs]
-    _write(report_page(histories), target, histories, svg)
-
-
-def _write(page: str, target: Path, runs: Sequence[RunHistory], svg: Path | None) -> None:
-    from samebits.run_views.page.build import write_page
-
-    if svg is not None and runs:
+    page = report_page(histories)
+    if svg is not None:
         from samebits.run_views.page.notebook import figures, write_figures
 
-        drawn = figures(runs)
+        drawn = figures(histories)
         write_figures(drawn, svg)
         print(f"charts  {svg}  {len(drawn)} SVG files")
     write_page(page, target)

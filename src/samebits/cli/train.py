@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -209,7 +208,7 @@ def _on_hosts(
         return parts
 
     try:
-        return run_on_hosts(machines, command, lambda text: print(text, file=sys.stderr))
+        return run_on_hosts(machines, command)
     finally:
         if run_dir is None:
             drop_empty(folder)

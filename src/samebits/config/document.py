@@ -200,11 +200,66 @@ def to_yaml(values: Mapping[str, Any]) -> str:
 
 
 def _parsed(text: str, name: str, lines: dict[KeyPath, int]) -> Any:
+    """Return the value in a YAML text; `lines` receives the line of each key."""
     try:
-        node = yaml.compose(text, Loader=_Loader)
+        root = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise _not_yaml(error, text, name) from error
-    return None if node is None else _value(node, (), lines, name, (), iter(range(_MAX_VALUES)))
+    left = iter(range(_MAX_VALUES))  # an item for each value that may still come
+
+    def value_of(node: yaml.Node, path: KeyPath, above: tuple[int, ...]) -> Any:
+        """Return the value of a node within the nodes `above`."""
+        where = f"{name}:{node.start_mark.line + 1}"
+        if next(left, None) is None:
+            raise ConfigError(
+                f"{name} stands for more than {_MAX_VALUES:,} values",
+                cause="aliases (*name) that repeat each other",
+                fix="Write the values out, or write fewer of them.",
+            )
+        if id(node) in above:
+            raise ConfigError(
+                "a YAML alias stands within itself",
+                given=where,
+                fix="Write the value out in place of the alias.",
+            )
+        if len(above) >= _MAX_DEPTH:  # by aliases
+            raise ConfigError(
+                _too_deep(), given=where, fix="Use fewer lists or maps within each other."
+            )
+        above = (*above, id(node))
+        if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
+            values: dict[str, Any] = {}
+            for key_node, value_node in node.value:
+                line = key_node.start_mark.line + 1
+                key = key_of(key_node, f"{name}:{line}")
+                here = (*path, key)
+                if key in values:
+                    raise ConfigError(
+                        f"{'.'.join(here)} is given twice",
+                        given=f"{name}:{line}, and before on line {lines[here]}",
+                        fix="Remove one of the two lines.",
+                    )
+                lines[here] = line
+                values[key] = value_of(value_node, here, above)
+            return values
+        if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
+            return [
+                value_of(item, (*path, str(index)), above) for index, item in enumerate(node.value)
+            ]
+        if isinstance(node, yaml.ScalarNode) and node.tag in (*_SCALARS, _TEXT):
+            return _scalar(node.tag, node.value, where)
+        raise ConfigError(
+            f"the YAML tag {node.tag} is not a kind of setting", given=where, fix="Remove the tag."
+        )
+
+    def key_of(node: yaml.Node, where: str) -> str:
+        if not isinstance(node, yaml.ScalarNode):
+            raise ConfigError(
+                "a key must be a word", given=where, fix="Write the setting as key: value."
+            )
+        return str(_scalar(_TEXT, node.value, where))
+
+    return None if root is None else value_of(root, (), ())
 
 
 def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
@@ -235,73 +290,6 @@ def _not_yaml(error: yaml.YAMLError, text: str, name: str) -> ConfigError:
         fix = f"Close the bracket on line {before}, or correct this line."
     shown = _shorten(lines[line - 1].replace("\t", "→"))
     return ConfigError(f"{name} is not YAML", given=f"{name}:{line}: {shown}", cause=cause, fix=fix)
-
-
-def _value(
-    node: yaml.Node,
-    path: KeyPath,
-    lines: dict[KeyPath, int],
-    name: str,
-    above: tuple[int, ...],
-    left: Iterator[int],
-) -> Any:
-    """Return the value of a node within the nodes `above`. `left` has an item for each value that may still come."""
-    where = f"{name}:{node.start_mark.line + 1}"
-    if next(left, None) is None:
-        raise ConfigError(
-            f"{name} stands for more than {_MAX_VALUES:,} values",
-            cause="aliases (*name) that repeat each other",
-            fix="Write the values out, or write fewer of them.",
-        )
-    if id(node) in above:
-        raise ConfigError(
-            "a YAML alias stands within itself",
-            given=where,
-            fix="Write the value out in place of the alias.",
-        )
-    if len(above) >= _MAX_DEPTH:  # by aliases
-        raise ConfigError(
-            _too_deep(), given=where, fix="Use fewer lists or maps within each other."
-        )
-    above = (*above, id(node))
-    if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
-        return _mapping(node, path, lines, name, above, left)
-    if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
-        return [
-            _value(item, (*path, str(index)), {}, name, above, left)
-            for index, item in enumerate(node.value)
-        ]
-    if isinstance(node, yaml.ScalarNode) and node.tag in (*_SCALARS, _TEXT):
-        return _scalar(node.tag, node.value, where)
-    raise ConfigError(
-        f"the YAML tag {node.tag} is not a kind of setting", given=where, fix="Remove the tag."
-    )
-
-
-def _mapping(
-    node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int], name: str, above: tuple[int, ...],
-    left: Iterator[int],
-) -> dict[str, Any]:  # fmt: skip
-    values: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        key = key_node.value
-        line = key_node.start_mark.line + 1
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise ConfigError(
-                "a key must be a word",
-                given=f"{name}:{line}",
-                fix="Write the setting as key: value.",
-            )
-        here = (*path, _scalar(_TEXT, str(key), f"{name}:{line}"))
-        if key in values:
-            raise ConfigError(
-                f"{'.'.join(here)} is given twice",
-                given=f"{name}:{line}, and before on line {lines[here]}",
-                fix="Remove one of the two lines.",
-            )
-        lines[here] = line
-        values[key] = _value(value_node, here, lines, name, above, left)
-    return values
 
 
 def _scalar(tag: str, text: str, where: str) -> Any:

@@ -81,14 +81,12 @@ def parse_hosts(text: str) -> list[RemoteHost]:
 def run_on_hosts(
     machines: Sequence[RemoteHost],
     command: Callable[[int, RemoteHost], Sequence[str]],
-    report: Callable[[str], None],
 ) -> int:
     """Run a command on each machine, in the same folder as here, until all have ended.
 
     Args:
         machines: The machines. The first one's output is unchanged; the others' lines start with the machine's name.
         command: (number, machine) -> command to run there, with this interpreter's path.
-        report: Called with a text about a machine that cannot be reached.
 
     Returns:
         The exit code: 128 + the signal's number if it was stopped from here, else the first that is not 0.
@@ -122,8 +120,9 @@ def run_on_hosts(
         if code and not stopped:
             first_failure.append(code)
             if code == SSH_FAILED:
-                report(
-                    f"{machine.name}: ssh could not connect, or lost the connection; the others are stopped"
+                print(
+                    f"{machine.name}: ssh could not connect, or lost the connection; the others are stopped",
+                    file=sys.stderr,
                 )
                 for other in running:
                     _let_go(other)

@@ -3,6 +3,7 @@
 import colorsys
 import functools
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,6 +99,7 @@ _CELL_PX = 48
 _TEXT_PX = 18
 _MAX_NAME_PX = 240
 _MAX_LINES = 3  # of each line of a caption
+_MAX_CHARS = 200  # of one of them
 
 
 def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: Path) -> None:
@@ -279,17 +281,16 @@ def _in_lines(text: str, font: Font, most_px: float) -> list[str]:
     """Break each line of a text at spaces, and inside of words that are too long, into at most `_MAX_LINES` lines."""
     lines: list[str] = []
     for part in text.split("\n"):
-        rest = part.strip()
-        first = len(lines)
-        while len(lines) - first < _MAX_LINES - 1 and font.getlength(rest) > most_px:
-            count = max(
-                (n for n in range(1, len(rest)) if font.getlength(rest[:n]) <= most_px), default=1
-            )
-            at = rest.rfind(" ", 0, count + 1)
-            at = at if at > 0 else count
-            lines.append(rest[:at].rstrip())
-            rest = rest[at:].lstrip()
-        lines.append(_cut(rest, font, most_px))
+        # The most characters a line with which all lines fit.
+        for count in range(min(len(part), _MAX_CHARS), 0, -1):
+            wrapped = textwrap.wrap(part, count, break_on_hyphens=False)
+            if all(font.getlength(line) <= most_px for line in wrapped):
+                break
+        else:
+            wrapped = [part.strip()]
+        kept = _MAX_LINES - 1
+        lines += wrapped[:kept]
+        lines += [_cut(" ".join(wrapped[kept:]), font, most_px)] if len(wrapped) > kept else []
     return [line for line in lines if line]
 
 

@@ -112,7 +112,10 @@ def write(
     target = folder / name_of(step)
     # The dot hides it from `steps`. The process id keeps it apart from what other, killed processes left.
     partial = folder / f".{target.name}.{os.getpid()}.partial"
-    parts = by_file({name: tensor.detach().cpu() for name, tensor in tensors.items()})
+    parts: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, OPTIMIZER: {}}
+    for name, tensor in tensors.items():
+        file = OPTIMIZER if name.startswith((OPTIMIZER_STATE, AVERAGE)) else WEIGHTS
+        parts[file][name] = tensor.detach().cpu()
     try:
         remove_named(partial, FILES)  # left by a killed process that had the same id
         partial.mkdir(parents=True)
@@ -137,24 +140,6 @@ def write(
         remove_named(partial, FILES)
         raise cannot_write(target, error) from None
     return target
-
-
-def file_of(name: str) -> str:
-    """Return the file that holds a tensor, given the tensor's name."""
-    return OPTIMIZER if name.startswith((OPTIMIZER_STATE, AVERAGE)) else WEIGHTS
-
-
-def by_file(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Group tensors of any shape by the file that holds them."""
-    parts: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, OPTIMIZER: {}}
-    for name, tensor in tensors.items():
-        parts[file_of(name)][name] = tensor
-    return parts
-
-
-def discard(target: Path) -> None:
-    """Remove a checkpoint. It is renamed first, so that a crash never leaves a partly deleted one under its name."""
-    remove_named(take_name(target), FILES)
 
 
 def clean(folder: Path) -> None:
@@ -188,7 +173,8 @@ def prune(folder: Path, step: int, keep: int, is_kept: Callable[[int], bool]) ->
     ]
     for older in own[:-keep]:
         if not is_kept(older):
-            discard(folder / name_of(older))
+            # Renamed first, so that a crash never leaves a partly deleted one under its name.
+            remove_named(take_name(folder / name_of(older)), FILES)
 
 
 def load_checkpoint(path: Path, limits: Mapping[str, int] | None = None) -> Checkpoint:

@@ -52,14 +52,6 @@ def warnings_of(metric: Any) -> list[str]:
         return []
 
 
-def load_faster(job: Job) -> str:
-    """Return what to do when data loading is the bottleneck."""
-    return advice(
-        num_workers=job.loader.num_workers if job.loader is not None else 0,
-        num_free_cores=num_cores() // job.world.num_ranks_here - 1,
-    )
-
-
 def lower_lr(config: RunConfig) -> str:
     """Return what to do when the loss grows."""
     ways = f"Lower optim.lr (now {config.optim.lr:g})"
@@ -350,7 +342,11 @@ class Reports:
         work = self.work_of_ranks()
         if values_of_ranks := self._stragglers.step_ms(work):
             self._records.write("ranks", done, epoch, values_of_ranks)
-        data = self._data_wait.notice(job.progress.seconds, job.progress.data_s, load_faster(job))
+        ways = advice(
+            num_workers=job.loader.num_workers if job.loader is not None else 0,
+            num_free_cores=num_cores() // job.world.num_ranks_here - 1,
+        )
+        data = self._data_wait.notice(job.progress.seconds, job.progress.data_s, ways)
         for text in filter(None, (self._stragglers.notice(work, time.monotonic()), data)):
             self.notify(text)
 

@@ -24,7 +24,6 @@ from samebits.report.format import clock, duration, metric_name, metric_value
 from samebits.run_views.compare import SECTIONS, Comparison, compare, metric_names
 from samebits.run_views.history import RunHistory
 from samebits.run_views.page.sections import Budget, run_values
-from samebits.run_views.summary import RunSummary
 from samebits.run_views.table import (
     TITLE,
     cut,
@@ -153,11 +152,6 @@ def comparison_charts(comparison: Comparison, legends: Sequence[str]) -> list[di
     return [each for each in drawn if each is not None]
 
 
-def _seeds(runs: Sequence[RunSummary]) -> dict[str, Any] | None:
-    groups = group_by_setting(runs)
-    return {"title": f"By setting: {TITLE}", "cells": seed_cells(groups)} if groups else None
-
-
 def _page(
     title: str,
     runs: Sequence[Any],
@@ -166,12 +160,15 @@ def _page(
     compared: dict[str, Any] | None = None
     if comparison is not None:
         named = zip(comparison.letters, comparison.runs, strict=True)
+        groups = group_by_setting([run.summary for run in comparison.runs])
         compared = {
             "heads": ["", *(f"{letter} {run.name}" for letter, run in named)],
             "num_equal": comparison.num_equal,
             "sections": {name: comparison.section(name) for name in SECTIONS},
             "charts": comparison_charts(comparison, comparison.legends),
-            "seeds": _seeds([run.summary for run in comparison.runs]),
+            "seeds": {"title": f"By setting: {TITLE}", "cells": seed_cells(groups)}
+            if groups
+            else None,
         }
     charts = [*(compared["charts"] if compared else ())]  # in the order of the page
     charts += [each for run in runs for name in ("curves", "speed") for each in run[name]]
