@@ -49,9 +49,9 @@ def test_charts_of_several_seeds_have_one_curve_with_a_band_for_each_setting(tmp
         assert line["y"] == pytest.approx(
             [sum(values) / num_seeds for values in zip(*(c.values for c in curves), strict=True)], rel=1e-4
         )
-    heights = [float(point.split(",")[1]) for point in chart["lines"][0]["band"]]
+    heights = [y for _, y in chart["lines"][0]["band"]]
     lows, highs = heights[: len(curves[0])], heights[len(curves[0]) :][::-1]
-    means = [float(point.split(",")[1]) for point in chart["lines"][0]["points"]]
+    means = [y for _, y in chart["lines"][0]["points"]]
     assert all(low > mean > high for low, mean, high in zip(lows, means, highs, strict=True))  # y grows downwards
     drawn = figures(comparison.runs)["validation-top-1.svg"]
     assert drawn.count("<polygon") == 2
