@@ -13,12 +13,10 @@ from samebits.config.describe import show
 from samebits.plain_file import read_plain
 from samebits.provenance.identity import is_free
 from samebits.report.chart import NUM_COLORS, ChartLine, Curves, chart
-from samebits.report.format import SHARE, counted, duration, metric_name, metric_value
-from samebits.report.format import share as format_share
+from samebits.report.format import SHARE, counted, metric_name
 from samebits.run_views.compare import is_sample, metric_names
 from samebits.run_views.history import RunHistory
-from samebits.run_views.summary import Event, Kind
-from samebits.run_views.table import step_text
+from samebits.run_views.summary import Event
 
 _MAX_CHARTS = 16
 _MAX_RANKS = 16
@@ -49,7 +47,6 @@ def run_values(run: RunHistory, budget: Budget) -> dict[str, Any]:
     settings = run.summary.settings
     return {
         "run": run,
-        "tiles": _tiles(run),
         "curves": _curves(run),
         "pictures": images,
         "num_left_out": num_left_out,
@@ -74,28 +71,6 @@ def run_values(run: RunHistory, budget: Budget) -> dict[str, Any]:
 def run_charts(run: RunHistory) -> list[dict[str, Any]]:
     """Return the charts of a run, in the order of its page."""
     return [*_curves(run), *_speed(run)]
-
-
-def _tiles(run: RunHistory) -> list[tuple[str, str]]:
-    summary = run.summary
-    values: list[tuple[str, str]] = []
-    if summary.monitor in summary.metrics:
-        name = metric_name(summary.monitor)
-        values.append(
-            (f"validation {name}", metric_value(summary.monitor, summary.metrics[summary.monitor]))
-        )
-        if summary.best is not None:
-            values.append((f"best {name}", metric_value(summary.monitor, summary.best)))
-    values.append(("steps", step_text(summary).replace("/", " / ")))
-    if summary.took_s is not None:
-        values.append(
-            ("took" if summary.state == "done" else "training time", duration(summary.took_s))
-        )
-    if run.speed is not None:
-        values.append(("samples/s", f"{run.speed:,.0f}"))
-    if summary.procs:
-        values.append(("processes", f"{summary.procs:,}"))
-    return values
 
 
 def _curves(run: RunHistory) -> Charts:
@@ -192,22 +167,10 @@ def _trained(run: RunHistory) -> list[tuple[str, str]]:
 
 
 _MAX_LISTED = 120
-# Row of each kind on the line, from the top, its sign, and its name.
-_SIGNS: dict[Kind, tuple[int, str, str]] = {
-    "fault": (14, "M-6-6L6 6M6-6L-6 6", "fault"),
-    "warning": (14, "M0-6L6 5H-6Z", "warning"),
-    "stop": (14, "M-5-5H5V5H-5Z", "stop"),
-    "restart": (38, "M0-6L6 0L0 6L-6 0Z", "restart"),
-    "start": (38, "M-5-6L6 0L-5 6Z", "start"),
-    "done": (38, "M-6 0L-2 5L6-5", "complete"),
-    "evaluation": (38, "M0-6V6", "evaluation"),
-    "note": (38, "M0-2V2", "note"),
-}
-_LINES_ONLY = ("fault", "done", "evaluation", "note")
 
 
-def time_parts(run: RunHistory) -> list[dict[str, Any]]:
-    """Return the share of each part of the training time; nothing for a run without these times."""
+def time_parts(run: RunHistory) -> list[tuple[str, float]]:
+    """Return the parts of the training time, seconds; nothing for a run without these times."""
     seconds = run.seconds
     training = run.training_s
     if not training:
@@ -232,28 +195,15 @@ def time_parts(run: RunHistory) -> list[dict[str, Any]]:
         else "starts, evaluation, checkpoints, repeated steps"
     )
     other = {name: whole - training} if whole > training else {}
-    shown = {
-        key: value for key, value in {"computing": computing, **parts, **other}.items() if value > 0
-    }
-    total = sum(shown.values())
-    at = 0.0
-    found = []
-    for key, value in shown.items():
-        share = 100 * value / total
-        place = {"start": f"{at:.3f}", "width": f"{share:.3f}"}
-        found.append({"name": key, "seconds": value, "share": format_share(share / 100), **place})
-        at += share
-    return found
+    parts = {"computing": computing, **parts, **other}
+    return [(name, value) for name, value in parts.items() if value > 0]
 
 
 def event_line(events: Sequence[Event]) -> dict[str, Any] | None:
-    """Return the place of each event on a line of time, and those that are no evaluations for a table below it."""
+    """Return the events on a line of time, and those that are no evaluations for a table below it."""
     known = [event for event in events if event.at > 0]
     if not known:
         return None
-    first = known[0].at
-    last = known[-1].at
-    span = (last - first) or 1.0
     listed = [event for event in known if event.kind != "evaluation"]
     note = (
         f" The first {len(listed) - _MAX_LISTED:,} events are left out."
@@ -263,19 +213,10 @@ def event_line(events: Sequence[Event]) -> dict[str, Any] | None:
     num_evaluations = len(known) - len(listed)
     summary = f"{counted(num_evaluations, 'evaluation')}, shown as short lines."
     return {
-        "first": first,
-        "last": last,
-        "marks": [
-            (event, f"{2 + 96 * (event.at - first) / span:.2f}", _sign(event)) for event in known
-        ],
-        "listed": [(event, _sign(event)) for event in listed[-_MAX_LISTED:]],
+        "known": known,
+        "listed": listed[-_MAX_LISTED:],
         "note": (summary if num_evaluations else "") + note,
     }
-
-
-def _sign(event: Event) -> dict[str, Any]:
-    y, path, name = _SIGNS[event.kind]
-    return {"y": y, "path": path, "name": name, "is_line": event.kind in _LINES_ONLY}
 
 
 # Images of the last evaluation, inside the page.
