@@ -400,7 +400,10 @@ LossScale = Annotated[float, Field(ge=1, le=2.0**24)]
 
 
 class RunConfig(Settings):
-    """All settings of a run, each with its marks. Recipes add `data` and `model`."""
+    """All settings of a run, each with its marks. Recipes add `data` and `model`.
+
+    A section without a description has that of its class.
+    """
 
     recipe: Annotated[str, Mark.RESULT] = Field(
         description="What to train: the name of a recipe, or the path of a recipe file."
@@ -477,29 +480,17 @@ class RunConfig(Settings):
         description="Train with torch.compile: slower first step, faster steps afterwards. Results differ in the last "
         "bits from an uncompiled run.",
     )
-    optim: Annotated[OptimConfig, Mark.RESULT, Mark.TRAINING] = Field(
-        default=OptimConfig(), description="Optimizer and learning rate schedule."
-    )
-    checkpoint: Annotated[CheckpointConfig, Mark.EXECUTION, Mark.TRAINING] = Field(
-        default=CheckpointConfig(),
-        description="When checkpoints are written, and how many are kept.",
-    )
+    optim: Annotated[OptimConfig, Mark.RESULT, Mark.TRAINING] = OptimConfig()
+    checkpoint: Annotated[CheckpointConfig, Mark.EXECUTION, Mark.TRAINING] = CheckpointConfig()
     record: Annotated[RecordConfig, Mark.EXECUTION, Mark.TRAINING] = Field(
         default=RecordConfig(), description="The record of the steps, for samebits verify."
     )
     loader: Annotated[LoaderConfig, Mark.EXECUTION] = Field(
         default=LoaderConfig(), description="How samples are loaded."
     )
-    cluster: Annotated[ClusterConfig, Mark.EXECUTION] = Field(
-        default=ClusterConfig(), description="How processes join and wait for each other."
-    )
-    watch: Annotated[WatchConfig, Mark.EXECUTION] = Field(
-        default=WatchConfig(),
-        description="Detection of hangs, diverged ranks and non-finite values.",
-    )
-    report: Annotated[ReportConfig, Mark.EXECUTION] = Field(
-        default=ReportConfig(), description="Records of the training."
-    )
+    cluster: Annotated[ClusterConfig, Mark.EXECUTION] = ClusterConfig()
+    watch: Annotated[WatchConfig, Mark.EXECUTION] = WatchConfig()
+    report: Annotated[ReportConfig, Mark.EXECUTION] = ReportConfig()
 
     def check_inputs(self) -> None:
         """Check that the files that the settings name exist. A recipe overrides it.

@@ -29,8 +29,8 @@ from samebits.frames import error_line
 from samebits.metrics.early_stop import Patience, metric_of
 from samebits.metrics.eval_sets import with_set
 from samebits.metrics.metric import Metric
-from samebits.module.buffers import buffers_of
 from samebits.provenance.record import Evaluation, add_evaluation
+from samebits.provenance.self_check import buffers_of
 
 Loss = Callable[[Any, Batch], Mapping[str, Tensor]]
 Infer = Callable[[nn.Module, Any], Any]

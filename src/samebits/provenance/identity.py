@@ -286,15 +286,12 @@ def check_ranks_agree(
         mine |= {"torch": torch.__version__, "device": device_name(world.device)}
     known = {PROCESSOR, *mine}
     kernels = {name: value for name, value in fingerprint.environment.items() if name not in known}
-    firsts = collectives.broadcast_object(world, (kernels, mine))
+    mine = {**kernels, **mine}
+    first = collectives.broadcast_object(world, mine)
     # Only rank 0 calls a recipe's `dataset_info`, which may load more modules.
-    one_sided = {name for name in mine.keys() ^ firsts[1].keys() if name.startswith("code of ")}
-    differences = [
-        line
-        for first, own in zip(firsts, (kernels, mine), strict=True)
-        for name, line in _differences(own, first, f"on rank {world.rank}", "on rank 0").items()
-        if name not in one_sided
-    ]
+    one_sided = {name for name in mine.keys() ^ first.keys() if name.startswith("code of ")}
+    found = _differences(mine, first, f"on rank {world.rank}", "on rank 0")
+    differences = [line for name, line in found.items() if name not in one_sided]
     # A rank receives rank 0's values only, and the differences of all ranks only where there are some.
     if not collectives.any_rank(world, bool(differences)):
         return

@@ -17,7 +17,6 @@ from samebits.bits import as_integers, is_same
 from samebits.data.samples import Batch
 from samebits.data.seeding import seed_forward, seeded
 from samebits.errors import ConfigError, SamebitsError
-from samebits.module.buffers import buffers_of
 
 LOGGER = logging.getLogger("samebits")
 
@@ -102,6 +101,27 @@ def try_micro_batch(
         "loss of a trial micro-batch": _brief(_sums(first.losses)),
         "gradients of a trial micro-batch": _brief(_sums(first.gradients)),
     }
+
+
+def buffers_of(model: nn.Module) -> Callable[[], None]:
+    """Keep the buffers of a model and their values, and return a function that restores both."""
+    # A model may count or collect values in a forward pass, different ones on each rank. The dictionaries themselves:
+    # `register_buffer` would forget whether a buffer is persistent.
+    kept = [
+        (module._buffers, name, buffer, None if buffer is None else buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
+
+    @torch.no_grad()
+    def restore() -> None:
+        for buffers, name, buffer, value in kept:
+            # A forward pass may have bound the name to another tensor. References to the original one must stay valid.
+            buffers[name] = buffer
+            if buffer is not None and value is not None:
+                buffer.copy_(value)
+
+    return restore
 
 
 def _compare(first: _Pass, again: _Pass) -> None:

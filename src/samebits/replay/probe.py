@@ -24,10 +24,10 @@ from samebits.data.seeding import seed_forward, seeded
 from samebits.engine import build
 from samebits.engine.evaluate import evaluate, evaluating, options_of
 from samebits.frames import Line
-from samebits.module.buffers import buffers_of
 from samebits.module.check_model import check_trainable
 from samebits.module.determinism import use_deterministic_algorithms
 from samebits.portable.mode import LIST_OPERATIONS, listed_operations
+from samebits.provenance.self_check import buffers_of
 from samebits.recipes.catalog import find
 from samebits.replay import trial
 from samebits.replay.cause import REPLACED, SET_ORDER, UNSAVED, WRITTEN, loops_over_sets

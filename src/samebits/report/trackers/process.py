@@ -209,12 +209,10 @@ def find_way_out(folder: Path) -> Path | None:
     That is a file of the folder itself, or a folder at any depth. W&B links files of finished runs to its own logs.
     """
     inside = folder.resolve()
-    for place, folders, files in os.walk(folder):
-        for path in (
-            Path(place, name) for name in (*folders, *(files if place == str(folder) else ()))
-        ):
-            if path.is_symlink() and not path.resolve().is_relative_to(inside):
-                return path
+    for path in folder.rglob("*"):
+        is_way = path.is_symlink() and (path.parent == folder or path.is_dir())
+        if is_way and not path.resolve().is_relative_to(inside):
+            return path
     return None
 
 

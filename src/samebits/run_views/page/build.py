@@ -158,21 +158,13 @@ def _page(
     runs: Sequence[Any],
     comparison: Comparison | None = None,
 ) -> str:
-    compared: dict[str, Any] | None = None
+    charts = []
+    groups = []
     if comparison is not None:
-        named = zip(comparison.letters, comparison.runs, strict=True)
+        charts = comparison_charts(comparison, comparison.legends)
         groups = group_by_setting([run.summary for run in comparison.runs])
-        compared = {
-            "heads": ["", *(f"{letter} {run.name}" for letter, run in named)],
-            "num_equal": comparison.num_equal,
-            "sections": {name: comparison.section(name) for name in SECTIONS},
-            "charts": comparison_charts(comparison, comparison.legends),
-            "seeds": {"title": f"By setting: {TITLE}", "cells": seed_cells(groups)}
-            if groups
-            else None,
-        }
-    charts = [*(compared["charts"] if compared else ())]  # in the order of the page
-    charts += [each for run in runs for name in ("curves", "speed") for each in run[name]]
+    # In the order of the page.
+    every = [*charts, *(each for run in runs for name in ("curves", "speed") for each in run[name])]
     style, script = (
         files("samebits.run_views.page").joinpath(name) for name in ("page.css", "page.js")
     )
@@ -180,12 +172,15 @@ def _page(
         "page.html",
         title=title,
         runs=runs,
-        letters=comparison.letters if comparison is not None else [],
-        comparison=compared,
+        comparison=comparison,
+        sections=SECTIONS,
+        charts=charts,
+        seeds=seed_cells(groups) if groups else None,
+        seeds_title=f"By setting: {TITLE}",
         generator=f"{GENERATOR} {__version__}",
         version=__version__,
         now=datetime.now().timestamp(),
         style=Markup(style.read_text(encoding="utf-8")),
         script=Markup(script.read_text(encoding="utf-8")),
-        data=[each["data"] for each in charts],
+        data=[each["data"] for each in every],
     )
