@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from samebits.cli.options import Debug, Overrides, argument, command_group, flag, path_option
+import typer
+
+from samebits.cli.options import CONTEXT, Commands, Debug, Overrides, argument, flag, path_option
 from samebits.config.given import given_path
 from samebits.errors import ConfigError, printable
 
@@ -149,7 +151,13 @@ def trust(file: TrustedFile, debug: Debug = False) -> None:
 # `samebits data make`: synthetic data to try a recipe with.
 
 
-app = command_group("Make synthetic data to train on.")
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Make synthetic data to train on.",
+    context_settings=CONTEXT,
+)
 
 RecipeName = Annotated[str, argument("RECIPE", "Recipe that reads the data: classify or segment.")]
 Out = Annotated[

@@ -119,17 +119,6 @@ class Commands(TyperGroup):
                 formatter.write_dl(rows)
 
 
-def command_group(help: str) -> typer.Typer:
-    """Return a group of commands within `samebits`, such as `samebits data`."""
-    return typer.Typer(
-        cls=Commands,
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        help=help,
-        context_settings=CONTEXT,
-    )
-
-
 Procs = Annotated[
     int | None,
     option("N", "Processes on this machine; default: 1.", min=1, max=MAX_PROCS),

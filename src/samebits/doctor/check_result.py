@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -74,12 +73,10 @@ def table(results: Sequence[CheckResult]) -> Table:
     rows.add_column(overflow="fold")
     for result in results:
         verdict = result.verdict if result.verdict in ("ok", "note") else result.verdict.upper()
-        value: RenderableType = Text(printable(result.value))
+        style = _STYLES[result.verdict]
+        rows.add_row(Text(verdict, style), printable(result.check), printable(result.value))
         if result.fix:
-            fix = Table.grid(padding=(0, 2, 0, 0))
-            fix.add_row(Text("fix"), Text(printable(result.fix), overflow="fold"))
-            value = Group(value, fix)
-        rows.add_row(Text(verdict, _STYLES[result.verdict]), printable(result.check), value)
+            rows.add_row("", "", printable(f"fix  {result.fix}"))
     return rows
 
 

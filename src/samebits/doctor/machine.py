@@ -40,23 +40,17 @@ def short(run_folder: Path, *, needs_shared_memory: bool) -> list[CheckResult]:
 def whole(run_folder: Path) -> list[CheckResult]:
     """Run all checks of this machine."""
     text, is_notable = describe_other_load()
-    load = [CheckResult("load", text)] if text else []
+    load = CheckResult("load", text)
     if is_notable:
-        load = [
-            CheckResult(
-                "load",
-                text,
-                "warning",
-                "Stop them, or expect slower steps and unreliable measurements.",
-            )
-        ]
+        fix = "Stop them, or expect slower steps and unreliable measurements."
+        load = CheckResult("load", text, "warning", fix)
     return [
         CheckResult("samebits", __version__),
         CheckResult("python", platform.python_version()),
         *_torch(),
         *_gpus(),
         *_cores(),
-        *load,
+        *([load] if text else []),
         _memory(),
         disk_space(run_folder),
         disk_speed(run_folder),

@@ -290,8 +290,11 @@ def _open(
     if world.is_main:
         if not restored or not folder.config.exists():
             _write_settings(spec, folder, dataset_info)
-        if restored and origin is not None and origin != folder.path:
-            _copy_record(job, origin, folder)
+        is_copied = restored and config.record.steps and job.progress.chain
+        if is_copied and origin is not None and origin != folder.path:
+            # The record of the steps so far, for its chain to continue here.
+            link = bytes.fromhex(job.progress.chain)
+            copy_steps(origin / STEPS_FILE, folder.path / STEPS_FILE, job.progress.step, link)
         folder.write_json(
             "environment.json",
             {"name": spec.name, **environment(world), "worlds": job.progress.worlds},
@@ -331,13 +334,6 @@ def _write_settings(spec: RunSpec, folder: RunFolder, dataset_info: DatasetInfo)
     else:  # a former start may have left one, which another recipe must not read
         (folder.path / FILE_NAME).unlink(missing_ok=True)
     keep_recipe(folder, spec.config.recipe)
-
-
-def _copy_record(job: Job, origin: Path, folder: RunFolder) -> None:
-    """Copy the record of the steps so far from another run folder, for its chain to continue here."""
-    if job.config.record.steps and job.progress.chain:
-        link = bytes.fromhex(job.progress.chain)
-        copy_steps(origin / STEPS_FILE, folder.path / STEPS_FILE, job.progress.step, link)
 
 
 def _without_lost_reader(unraisable: Any) -> None:

@@ -155,6 +155,9 @@ def _measured(runs: Sequence[RunHistory]) -> list[ComparedValue]:
             MISSING if not training or waited is None else format_share(min(waited / training, 1.0))
         )
 
+    def row(section: str, name: str, text: Callable[[RunHistory], str]) -> ComparedValue:
+        return ComparedValue(section, name, tuple(map(text, runs)))
+
     rows = [
         ComparedValue(
             "metrics",
@@ -163,31 +166,27 @@ def _measured(runs: Sequence[RunHistory]) -> list[ComparedValue]:
         )
         for name in metric_names(runs)
     ]
-    made: list[tuple[str, str, Callable[[RunHistory], str]]] = [
-        ("metrics", best, lambda run: metric(run.summary.monitor, run.summary.best)),
-        (
+    rows += [
+        row("metrics", best, lambda run: metric(run.summary.monitor, run.summary.best)),
+        row(
             "metrics",
             "training loss",
             lambda run: metric("loss", run.curves.get("train", "loss").last),
         ),
-        ("time", "steps", lambda run: f"{run.summary.step:,}"),
-        ("time", "took", took),
-        ("time", "training", lambda run: seconds(run.training_s)),
-        ("time", "waiting for data", share),
-        (
+        row("time", "steps", lambda run: f"{run.summary.step:,}"),
+        row("time", "took", took),
+        row("time", "training", lambda run: seconds(run.training_s)),
+        row("time", "waiting for data", share),
+        row(
             "time",
             "samples per second",
             lambda run: MISSING if run.speed is None else f"{run.speed:,.0f}",
         ),
-        (
+        row(
             "time",
             "processes",
             lambda run: f"{run.summary.procs:,}" if run.summary.procs else MISSING,
         ),
-    ]
-    rows += [
-        ComparedValue(section, name, tuple(make(run) for run in runs))
-        for section, name, make in made
     ]
     return [row for row in rows if set(row.values) != {MISSING}]
 

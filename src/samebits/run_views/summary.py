@@ -113,11 +113,11 @@ def read_launcher_log(run: Path, num_bytes: int = _MAX_LOG_BYTES) -> list[Event]
     return events
 
 
-def last_of_rank0(run: Path, num_bytes: int = 16 * 1024) -> Event | None:
+def last_of_rank0(run: Path) -> Event | None:
     """Return the last entry of rank 0's log that is a start, a stop, a fault or the end."""
     found = [
         event
-        for event in _rank_events(run, 0, num_bytes)
+        for event in _rank_events(run, 0, _LOG_TAIL_BYTES)
         if event.kind in ("start", "stop", "fault", "done")
     ]
     return found[-1] if found else None

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from samebits.plain_file import number, shorten
 
 _MAX_STEP = 1 << 53
+_MAX_NUMBERS = 200
 
 
 def count(value: object) -> int:
@@ -18,8 +19,8 @@ def text(value: object) -> str:
     return shorten(value) if isinstance(value, str) else ""
 
 
-def numbers(values: object, most: int = 200) -> dict[str, float]:
-    """Return the finite numbers of a JSON object by name, at most so many."""
+def numbers(values: object) -> dict[str, float]:
+    """Return the finite numbers of a JSON object by name, at most 200."""
     if not isinstance(values, Mapping):
         return {}
     found = {}
@@ -27,6 +28,6 @@ def numbers(values: object, most: int = 200) -> dict[str, float]:
         converted = number(value)
         if converted is not None:
             found[shorten(name, 80)] = converted
-        if len(found) == most:
+        if len(found) == _MAX_NUMBERS:
             break
     return found

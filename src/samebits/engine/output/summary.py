@@ -155,10 +155,12 @@ def finish(
     is_resumed = job.resumed_from is not None and spec.resume != "never" and not spec.is_restart
     name = job.parts.monitor[0]
     quoted = shlex.quote(str(folder.path))
-    commands = [f"samebits eval {quoted}"]
-    commands += [f"samebits verify {quoted}"]
-    commands += [f"samebits predict {quoted} FILE"] if job.parts.preprocess is not None else []
-    commands += [_tensorboard(quoted)] if job.config.report.tensorboard else []
+    commands = [
+        f"samebits eval {quoted}",
+        f"samebits verify {quoted}",
+        f"samebits predict {quoted} FILE" if job.parts.preprocess is not None else "",
+        _tensorboard(quoted) if job.config.report.tensorboard else "",
+    ]
     reports.block(
         f"done in {duration(seconds)}{' since the resume' if is_resumed else ''}: "
         f"validation {metric_name(name)} {metric_value(name, progress.metrics[name])} "
@@ -170,7 +172,7 @@ def finish(
             "data": f"{share:.1%} of training time waiting for data" if share is not None else "",
             "weights": f"sha256 {sha256[:8]}…{sha256[-4:]}  {folder.weights}",
             "root": f"sha256 {root[:8]}…{root[-4:]}  {folder.path / STATEMENT_FILE}",
-            "next": "\n".join(commands),
+            "next": "\n".join(filter(None, commands)),
         },
         whole=("weights", "root", "next"),
     )

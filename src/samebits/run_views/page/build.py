@@ -20,7 +20,7 @@ from samebits.config.describe import show
 from samebits.errors import CheckpointError, cannot_write_result
 from samebits.plain_file import read_plain
 from samebits.report.chart import NUM_COLORS, ChartLine, chart, mean_line, templates
-from samebits.report.format import clock, duration, metric_name, metric_value, share
+from samebits.report.format import clock, counted, duration, metric_name, metric_value, share
 from samebits.run_views.compare import SECTIONS, Comparison, compare, metric_names
 from samebits.run_views.history import RunHistory
 from samebits.run_views.page.sections import Budget, run_values
@@ -53,7 +53,7 @@ def _environment() -> Environment:
     environment = templates("samebits.run_views.page")
     # NaN is no JSON: the browser would refuse all data of the page.
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    used = (clock, cut, duration, metric_name, metric_value, share, show, step_text, when)
+    used = (clock, counted, cut, duration, metric_name, metric_value, share, show, step_text, when)
     environment.filters |= {each.__name__: each for each in used}
     environment.filters |= {
         "grouped": lambda number: f"{number:,}",

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from samebits.config.describe import show
 from samebits.plain_file import read_plain
 from samebits.provenance.identity import is_free
 from samebits.report.chart import NUM_COLORS, ChartLine, Curves, chart
@@ -41,9 +40,6 @@ def run_values(run: RunHistory, budget: Budget) -> dict[str, Any]:
         "chain of all steps": run.hashes.get("chain", ""),
         "root of the record": run.hashes.get("root", ""),
     }
-    worlds = ", then ".join(
-        f"{counted(size, 'process')} from step {start:,}" for size, start in run.worlds
-    )
     settings = run.summary.settings
     return {
         "run": run,
@@ -53,10 +49,7 @@ def run_values(run: RunHistory, budget: Budget) -> dict[str, Any]:
         "parts": time_parts(run),
         "speed": _speed(run),
         "events": event_line(run.events),
-        "trained": _trained(run),
-        "environment": [
-            (name, value) for name, value in [("world", worlds), *run.environment.items()] if value
-        ],
+        "shown": [name for name in settings if name in _SHOWN or name.startswith("model.")][:24],
         "hashes": {name: value for name, value in hashes.items() if value},
         # Hashes of single samples are for `samebits diff`: no reader compares them.
         "digests": {
@@ -148,19 +141,6 @@ def _speed(run: RunHistory) -> Charts:
         )
     ]
     return [each for each in found if each is not None]
-
-
-def _trained(run: RunHistory) -> list[tuple[str, str]]:
-    settings = run.summary.settings
-    names = [name for name in settings if name in _SHOWN or name.startswith("model.")][:24]
-    rows = [
-        ("recipe", run.summary.recipe),
-        ("classes", f"{len(run.classes)}: {', '.join(run.classes[:30])}" if run.classes else ""),
-        *((name, show(settings[name])) for name in names if settings[name] is not None),
-        ("samples trained", f"{run.num_samples:,}" if run.num_samples else ""),
-        ("skipped steps", f"{run.skipped:,}, not finite" if run.skipped else ""),
-    ]
-    return [row for row in rows if row[1] and "  " not in row[1]]
 
 
 # Where the time of a run went, and its events on a line.
