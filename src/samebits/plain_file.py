@@ -34,7 +34,7 @@ def open_plain(path: Path, flags: int = 0) -> BufferedReader:
 
 
 def no_link(path: str, flags: int) -> int:
-    """Open a file as the `opener` of `open`, and neither through a symbolic link nor a FIFO that nobody reads.
+    """Open a file as the `opener` of `open`, and neither through a symbolic link nor a FIFO without a reader.
 
     A file of a stranger's run folder must not lead to another file of this user.
     """
