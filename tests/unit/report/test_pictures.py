@@ -131,7 +131,7 @@ EVALUATIONS = [{"kind": "eval", "step": 20 * n, "epoch": n, "loss": 2 / n, "top1
 
 
 def draw(folder: Path, train: list[Any] = TRAIN, evaluations: list[Any] = EVALUATIONS, metric: str = "top1") -> None:
-    draw_curves([*train, *evaluations], folder, (metric, "max"))
+    draw_curves([*train, *evaluations], folder, metric, best=0.9)
 
 
 def texts(path: Path) -> list[str]:
