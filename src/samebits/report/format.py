@@ -53,7 +53,7 @@ def _cut(text: str, width: int) -> list[str]:
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: "1 process", "1,024 processes"."""
-    ending = "" if number == 1 else "es" if noun.endswith(("s", "ch")) else "s"
+    ending = "" if number == 1 else "es" if noun.endswith(("ss", "batch")) else "s"
     return f"{number:,} {noun}{ending}"
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from samebits.errors import ConfigError
 from samebits.report.console import Console
+from samebits.report.format import counted
 
 
 @pytest.fixture(autouse=True)
@@ -132,6 +133,12 @@ def test_messages_are_above_the_progress_line() -> None:
     console.close()
     assert out.getvalue().endswith("\x1b[2K")
     assert "\x1b[?25" not in out.getvalue()  # a killed process could not show the cursor again
+
+
+def test_nouns_are_counted() -> None:
+    texts = [counted(2, noun) for noun in ("process", "micro-batch", "epoch", "thread")]
+    assert texts == ["2 processes", "2 micro-batches", "2 epochs", "2 threads"]
+    assert (counted(1, "process"), counted(1024, "epoch")) == ("1 process", "1,024 epochs")
 
 
 def test_a_terminal_and_a_log_file_name_the_figures_of_a_validation_alike() -> None:
