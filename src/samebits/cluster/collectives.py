@@ -337,15 +337,15 @@ def run_on_rank0(world: World, make: Callable[[], T]) -> T:
     return cast(T, value)
 
 
-def broadcast_tensors(world: World, tensors: Sequence[Tensor], src: int = 0) -> None:
-    """Copy a rank's tensors, of any shape, into every rank's tensors of the same shapes and types, in place."""
+def broadcast_tensors(world: World, tensors: Sequence[Tensor]) -> None:
+    """Copy rank 0's tensors, of any shape, into every rank's tensors of the same shapes and types, in place."""
     if world.size == 1:
         return
     # Collectives need contiguous tensors; a channels_last tensor is copied through a contiguous buffer.
     buffers = [tensor.detach().contiguous() for tensor in tensors]
     with world.activity.waiting(EXCHANGING):
         # All are started before the first wait, so that small tensors do not take a round trip each.
-        works = [dist.broadcast(buffer, src=src, async_op=True) for buffer in buffers]
+        works = [dist.broadcast(buffer, src=0, async_op=True) for buffer in buffers]
         wait_for_peers(
             world.membership, lambda: [work.wait() for work in works if work is not None]
         )

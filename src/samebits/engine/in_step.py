@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from samebits.cluster import collectives
 from samebits.cluster.views.membership import Membership, RunEnded
 from samebits.cluster.views.regroup import is_loss, regroup
+from samebits.cluster.views.torch_traps import wait_for_peers
 from samebits.cluster.world import World
 from samebits.data.division import Division
 from samebits.engine.checkpoints import pack_job
@@ -37,7 +39,10 @@ from samebits.storage import checkpoint
 from samebits.storage.weights import load_into
 from samebits.watchdog.detector import HangDetector
 
-# The state of a run, sent from one rank to others that have an older one or none: no disk and no pickle.
+# The state of a run, sent from one rank to others that have an older one or none: raw bytes, no disk and no pickle.
+
+
+SENDING = "sending the run's state"
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ def send_or_receive(job: Job, world: World, agreement: Agreement) -> Received | 
     if not agreement.receivers:
         return None
     is_source = world.rank == agreement.source
+    is_receiver = world.rank in agreement.receivers
     tensors: dict[str, Tensor] = {}
     header: dict[str, Any] = {}
     if is_source:
@@ -68,11 +74,23 @@ def send_or_receive(job: Job, world: World, agreement: Agreement) -> Received | 
         header = {"plain": plain, "last": last, "shapes": shapes}
     # Before the tensors, since receivers must allocate; on all ranks, since a broadcast is collective.
     header = collectives.broadcast_object(world, header, src=agreement.source)
-    if not is_source:
+    if is_receiver:
         tensors = {name: torch.empty(shape, dtype=dtype) for name, shape, dtype in header["shapes"]}
-    # To all ranks: those that have these weights already drop what they receive.
-    collectives.broadcast_tensors(world, list(tensors.values()), src=agreement.source)
-    if world.rank not in agreement.receivers:
+    if is_source or is_receiver:
+        peers = agreement.receivers if is_source else (agreement.source,)
+        call = dist.isend if is_source else dist.irecv
+        # In the order of the header on both sides: messages of one pair of ranks arrive in order.
+        buffers = [
+            tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            for tensor in tensors.values()
+        ]
+        with world.activity.waiting(SENDING):
+            # All messages are posted before the first wait, so several receivers are served at the same time.
+            works = [call(buffer, peer) for peer in peers for buffer in buffers if buffer.numel()]
+            wait_for_peers(
+                world.membership, lambda: [work.wait() for work in works if work is not None]
+            )
+    if not is_receiver:
         return None
     last = header["last"]
     return Received(
