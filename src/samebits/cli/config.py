@@ -104,7 +104,8 @@ def _grid(*heads: str) -> Table:
 
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(overflow="fold")
-    table.add_column(max_width=_VALUE_COLUMNS, overflow="fold")
+    # The names of presets in one piece, to be copied; a value may be long.
+    table.add_column(max_width=None if heads else _VALUE_COLUMNS, overflow="fold")
     table.add_column(min_width=_TEXT_COLUMNS)
     if heads:
         table.add_row(*heads)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -182,13 +183,29 @@ _REMOVED = ("--node-rank", "--master", "--master-addr", "--master-port")
 
 
 def removed_option(option: str, arguments: Sequence[str]) -> ConfigError | None:
-    """Return the error for an option that was removed, with what to use instead; None for another option."""
+    """Return the error for an option that was removed, with the line to use instead; None for another option."""
     if option not in _REMOVED or arguments[:1] != ["train"]:
         return None
     from samebits.launch.start import DEFAULT_PORT
 
+    given: dict[str, str] = {}
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, has_value, value = word.partition("=")
+        if name in _REMOVED:
+            given[name] = value if has_value else next(words, "")
+        else:
+            rest.append(word)
+    host = given.get("--master") or given.get("--master-addr") or "HOST"
+    if host.count(":") > 1 and "[" not in host:
+        host = f"[{host}]"
+    if not host.rpartition("]")[2].count(":"):
+        host += f":{given.get('--master-port') or DEFAULT_PORT}"
+    if not any(word.partition("=")[0] == "--rdzv-endpoint" for word in rest):
+        rest += ["--rdzv-endpoint", host]
+    line = shlex.join(["samebits", *rest])
     return ConfigError(
         f"{option} is not an option any more: the launchers number the machines",
-        fix=f"Remove {', '.join(_REMOVED)}.\n"
-        f"Type the same line on all machines, with --rdzv-endpoint HOST:{DEFAULT_PORT}; HOST is one of them.",
+        fix=f"Type the same line on all machines: {line}",
     )

@@ -3,6 +3,7 @@ import os
 import pty
 import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -79,14 +80,37 @@ def test_torchruns_names_are_other_names_for_ours(api: FakeApi, typed: list[str]
     assert api.calls == [("digits", [], None, "never", options)]
 
 
-@pytest.mark.parametrize("typed", [["--node-rank", "1"], ["--master=h:5"], ["--master-addr", "h"], ["--master-port=5"]])
-def test_a_removed_option_of_node_ranks_names_what_to_use_instead(
-    api: FakeApi, typed: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        (["--node-rank", "1", "--master", "h:5"], "--rdzv-endpoint h:5"),
+        (["--node-rank=1", "--master-addr=h", "--master-port=5"], "--rdzv-endpoint h:5"),
+        (["--master-port", "5", "--master-addr", "::1", "--node-rank", "0"], "--rdzv-endpoint '[::1]:5'"),
+        (["--master", "[::1]:5", "--node-rank", "0"], "--rdzv-endpoint '[::1]:5'"),
+        (["--node-rank", "0", "--master", "h"], "--rdzv-endpoint h:29400"),
+        (["--node-rank", "0"], "--rdzv-endpoint HOST:29400"),
+    ],
+)
+def test_a_removed_option_of_node_ranks_names_the_line_to_use_instead(
+    api: FakeApi, typed: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["train", "digits", *typed, "--nodes", "2"]) == ConfigError.exit_code
+    rest = ["train", "digits", "optim.lr=0.5", "--nodes", "2"]
+    assert run([*rest[:2], *typed, *rest[2:]]) == ConfigError.exit_code
     said = " ".join(capsys.readouterr().err.split())
-    assert f"{typed[0].partition('=')[0]} is not an option any more" in said
-    assert "Type the same line on all machines, with --rdzv-endpoint HOST:29400" in said
+    assert "is not an option any more" in said
+    assert f"Type the same line on all machines: samebits {' '.join(rest)} {line}" in said
+    assert api.calls == []
+    assert run([*rest, *shlex.split(line)]) == 0  # as the error says
+
+
+def test_the_line_to_use_instead_keeps_an_endpoint_that_was_typed(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for endpoint in (["--rdzv-endpoint", "h:5"], ["--rdzv-endpoint=h:5"]):
+        rest = ["train", "digits", "--nodes", "2", *endpoint]
+        assert run([*rest, "--node-rank", "1"]) == ConfigError.exit_code
+        said = " ".join(capsys.readouterr().err.split())
+        assert said.endswith(f"Type the same line on all machines: samebits {' '.join(rest)}")
     assert api.calls == []
 
 
