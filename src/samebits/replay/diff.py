@@ -14,7 +14,7 @@ from samebits.provenance.record import StepRecord
 from samebits.replay.compare import Change
 from samebits.replay.folders import FolderDifference, compare_folders, read_run
 from samebits.replay.locate import (
-    FirstDifference,
+    Keys,
     Location,
     Sides,
     describe_initial,
@@ -24,7 +24,6 @@ from samebits.replay.locate import (
     locate,
 )
 from samebits.replay.stepper import ReplayedRun
-from samebits.replay.trace import Key
 from samebits.report.console import Console
 from samebits.storage.run_folder import check_run_path
 
@@ -133,30 +132,27 @@ def _within_step(
         notes.append(
             "the traced step has other bits than the replayed one, so that the place below is uncertain"
         )
-    place = locate(traced[0][1], traced[1][1])
-    if place is None:
+    found = locate(number, traced[0][1], traced[1][1])
+    if found is None:
         return describe_update(sides, records, notes)
-    element = _capture(sides, before, place)
-    where = place.what if element is None else f"{place.what} {element.index}"
-    module = place.module or {"samples": "(order of samples)", "sample values": "(data)"}.get(
-        place.phase, ""
-    )
-    return Location(
-        number, place.phase, place.micro_batch, module, place.operation, where,
-        place.a if element is None else element.a, place.b if element is None else element.b, place.samples, notes,
-    )  # fmt: skip
+    place, keys = found
+    place = replace(place, notes=notes)
+    element = _capture(sides, before, keys)
+    if element is None:
+        return place
+    where = f"{place.element} {element.index}"
+    return replace(place, element=where, a=element.a, b=element.b)
 
 
-def _capture(sides: Sides, before: Sequence[object], place: FirstDifference) -> Element | None:
-    """Repeat the step, keep the tensors of a place, and return the first element that differs."""
-    if not place.keys:
+def _capture(sides: Sides, before: Sequence[object], keys: Keys) -> Element | None:
+    """Repeat the step, keep the tensors with some keys, and return the first element that differs."""
+    if not keys:
         return None
     kept = []
     for at, (side, snapshot) in enumerate(zip(sides, before, strict=True)):
         side.restore(snapshot)  # type: ignore[arg-type]  # of this side
-        keys: set[Key] = {pair[at] for pair in place.keys}
-        kept.append(side.trace(keys)[1].kept)
-    pairs = [(kept[0].get(one, []), kept[1].get(other, [])) for one, other in place.keys]
+        kept.append(side.trace({pair[at] for pair in keys})[1].kept)
+    pairs = [(kept[0].get(one, []), kept[1].get(other, [])) for one, other in keys]
     found = [element for pair in pairs if (element := first_element(*pair)) is not None]
     return next((element for element in found if element.is_value), found[0] if found else None)
 
