@@ -63,8 +63,8 @@ class LoopObserver(Protocol):
     def batch(self, micro_batch: MicroBatch, inputs: Any) -> None:
         """Note a micro-batch of this rank, before its forward pass."""
 
-    def step(self, state: dict[str, Tensor]) -> None:
-        """Note all that a step has changed: tensors of any shape by name."""
+    def step(self) -> None:
+        """Note what a step has changed."""
 
 
 #: Makes the observer of a loop, given its modules and optimizers. `samebits check` and `gate` set it in the process
@@ -544,7 +544,7 @@ class ExactLoop:
             work()
         self._after = []
         if self.observer is not None:
-            self.observer.step(self.state())
+            self.observer.step()
         self._world.activity.enter("the loop's code after the update")
 
 

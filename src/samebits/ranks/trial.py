@@ -74,7 +74,7 @@ class RankTrial:
         """
         self._index = self._rank
         self._is_open = False
-        self._trial.step({})
+        self._trial.step()
 
     def _begin(self, *_: Any) -> None:
         if self._is_open or not torch.is_grad_enabled():

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from samebits.bits import Element, first_element, number_text
 from samebits.provenance.record import NO_DIGEST, StepRecord
-from samebits.replay.trace import Call, MicroTrace, StepTrace, Trace, events, returned
+from samebits.replay.trace import Call, Digests, MicroTrace, StepTrace, Trace, events, returned
 
 # What a step computes, in order; the first three by micro-batch.
 SAMPLES, FORWARD, LOSS, BACKWARD, SUMS, GRADIENTS, BUFFERS, WEIGHTS, OPTIMIZER, EVALUATION = (
@@ -137,7 +137,7 @@ def _after(number: int, reference: StepTrace, other: StepTrace) -> TraceDifferen
     return None
 
 
-def _in_order(stage: str, digests: Mapping[str, str]) -> Mapping[str, str]:
+def _in_order(stage: str, digests: Digests) -> Digests:
     # Gradients in the order of the backward pass: the last parameter first.
     return (
         dict(reversed(list(digests.items()))) if stage in (SUMS, GRADIENTS, BACKWARD) else digests
@@ -199,7 +199,7 @@ def _first_call(calls: Sequence[Call], parent: int | None, others: set[str]) -> 
     return None
 
 
-def unequal(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, str] | None:
+def unequal(a: Digests, b: Digests) -> tuple[str, str] | None:
     """Return the names of the first values that differ: by name, or by position where names differ."""
     if a.keys() == b.keys():
         name = next((name for name in a if a[name] != b[name]), None)
@@ -211,7 +211,7 @@ def unequal(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, str] | Non
     return next(iter(a), ""), next(iter(b), "")
 
 
-def differing(one: Mapping[str, str], other: Mapping[str, str]) -> str | None:
+def differing(one: Digests, other: Digests) -> str | None:
     """Return the name of the first value that differs, or that only one has."""
     return next((name for name in {**one, **other} if one.get(name) != other.get(name)), None)
 

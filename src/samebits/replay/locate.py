@@ -232,8 +232,9 @@ def locate(number: int, a: StepTrace, b: StepTrace) -> tuple[Location, Keys] | N
         place = Location(number, phase, index, module, element=element, samples=[int(found.name)])
         return place, [((BATCH, index, 0), (BATCH, index, 0))]
     one, other = (step.micro_batches[str(index)] for step in (a, b))
-    *where, keys = _within_pass(found.stage, index, one, other, found.calls)
-    return Location(number, found.stage, index, *where, samples=_indices(one)), keys
+    module, operation, value, keys = _within_pass(found.stage, index, one, other, found.calls)
+    samples = _indices(one)
+    return Location(number, found.stage, index, module, operation, value, samples=samples), keys
 
 
 def _indices(trace: MicroTrace) -> list[int]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from samebits.cluster.world import World
@@ -75,8 +75,8 @@ class ScriptTrial:
         else:  # repeated: it counts on the rank that has it
             self._recorder.pause()
 
-    def step(self, state: dict[str, Tensor]) -> None:
-        """Note the state after a step, tensors of any shape by name, and end the script after the last step.
+    def step(self) -> None:
+        """Note the state after a step, and end the script after the last step.
 
         The weights of modules that the script holds beside those that are trained, such as a teacher or an average by
         hand, are noted too.

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -37,6 +38,7 @@ OPERATION, CALL, GRADIENT, BATCH, SUMMED, APPLIED = (
 )  # fmt: skip
 # (kind, micro-batch, number or name): an operation, a call, a gradient, the loss or the batch itself.
 Key = tuple[str, int, int | str]
+Digests = dict[str, str]  # by name
 # How much is recorded: the state after each step; also calls of modules; also the operations of the first forward pass;
 # or the operations of all, and the gradients of each micro-batch.
 STATE, CALLS, OPERATIONS, EVERYTHING = range(4)
@@ -56,7 +58,7 @@ def digest(value: Any) -> str:
     return found.hexdigest()
 
 
-def digests(values: Mapping[str, Any]) -> dict[str, str]:
+def digests(values: Mapping[str, Any]) -> Digests:
     """Return a digest of each value, such as tensors of any shape, by name."""
     return {name: digest(value) for name, value in values.items()}
 
@@ -67,7 +69,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: gradient for name, gradient in every if gradient is not None}
 
 
-def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
+def optimizer_state(model: nn.Module, optimizer: Optimizer) -> Digests:
     """Return digests of the optimizer's tensors, named after their parameters."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return digests(
@@ -129,15 +131,15 @@ class MicroTrace:
     """The trace of a micro-batch."""
 
     #: Digest of each sample's values by its index, in order.
-    samples: dict[str, str] = field(default_factory=dict)
+    samples: Digests = field(default_factory=dict)
     #: Calls of modules, in the order in which they began.
     calls: list[Call] = field(default_factory=list)
     #: Operations, in the order in which they ran.
     operations: list[Operation] = field(default_factory=list)
-    loss: dict[str, str] = field(default_factory=dict)  #: Digest of each term of the loss.
+    loss: Digests = field(default_factory=dict)  #: Digest of each term of the loss.
     value: float = math.nan  #: The loss.
     #: Digest of the gradient of each parameter, by name.
-    gradients: dict[str, str] = field(default_factory=dict)
+    gradients: Digests = field(default_factory=dict)
 
 
 @dataclass
@@ -146,39 +148,21 @@ class StepTrace:
 
     #: The micro-batches, by their index as text, in order.
     micro_batches: dict[str, MicroTrace] = field(default_factory=dict)
-    summed: dict[str, str] = field(default_factory=dict)  #: Summed gradients, if they are traced.
-    gradients: dict[str, str] = field(default_factory=dict)  #: As the optimizer has received them.
-    buffers: dict[str, str] = field(default_factory=dict)  #: After the step.
-    weights: dict[str, str] = field(default_factory=dict)  #: After the step.
-    optimizer: dict[str, str] = field(default_factory=dict)  #: Its state after the step.
+    summed: Digests = field(default_factory=dict)  #: Summed gradients, if they are traced.
+    gradients: Digests = field(default_factory=dict)  #: As the optimizer has received them.
+    buffers: Digests = field(default_factory=dict)  #: After the step.
+    weights: Digests = field(default_factory=dict)  #: After the step.
+    optimizer: Digests = field(default_factory=dict)  #: Its state after the step.
     values: dict[str, float] = field(default_factory=dict)  #: Loss, gradient norm, learning rate.
-    kept: dict[Key, list[Tensor]] = field(default_factory=dict)  #: The tensors of the wanted keys.
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the trace as plain values."""
-        return asdict(replace(self, kept={}))
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "StepTrace":
-        """Read a trace from what `to_plain` has returned."""
-        micro_batches = {
-            index: MicroTrace(
-                **{
-                    **each,
-                    "calls": [Call(**call) for call in each["calls"]],
-                    "operations": [Operation(**one) for one in each["operations"]],
-                }
-            )
-            for index, each in plain["micro_batches"].items()
-        }
-        return cls(**{**plain, "micro_batches": micro_batches})
+    #: The tensors of the wanted keys, in a list for each; none in a trace that crosses processes.
+    kept: dict[Key, list[Any]] = field(default_factory=dict)
 
 
 @dataclass
 class Trace:
     """The trace of the first steps of a training."""
 
-    start: dict[str, dict[str, str]] = field(default_factory=dict)  #: What it starts from.
+    start: dict[str, Digests] = field(default_factory=dict)  #: What it starts from.
     #: The steps, by their numbers as text.
     steps: dict[str, StepTrace] = field(default_factory=dict)
     evaluation: dict[str, str] = field(default_factory=dict)  #: Each metric, as text.
@@ -186,13 +170,12 @@ class Trace:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the trace as plain values."""
-        return {**vars(self), "steps": {name: each.to_plain() for name, each in self.steps.items()}}
+        return asdict(self)
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Trace":
         """Read a trace from what `to_plain` has returned."""
-        steps = {name: StepTrace.from_plain(each) for name, each in plain["steps"].items()}
-        return cls(**{**plain, "steps": steps})
+        return TypeAdapter(cls).validate_python(plain)
 
 
 _OWNER = "samebits module"  # key in the metadata of a backward node
@@ -254,7 +237,7 @@ class Recorder:
             after = module.register_forward_hook(self._leave, with_kwargs=True, always_call=True)
             self._handles += [before, after]
 
-    def start(self, index: int, samples: dict[str, str], batch: Any = None) -> None:
+    def start(self, index: int, samples: Digests, batch: Any = None) -> None:
         """Begin a micro-batch of this thread, with the digest of each of its samples."""
         self._current.index = self._last = index
         self._open[index] = []
@@ -361,7 +344,7 @@ class Recorder:
         """The current micro-batch. A GPU's backward pass runs in a thread of its own, for the latest one."""
         return self._last if self._current.index is None else self._current.index
 
-    def _take(self, kind: str) -> dict[str, str]:
+    def _take(self, kind: str) -> Digests:
         found = gradients(self.model)
         for name, gradient in found.items():
             self._keep_if_wanted((kind, 0, name), gradient)
