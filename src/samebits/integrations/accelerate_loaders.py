@@ -128,8 +128,6 @@ class EvaluationLoader(_PreparedLoader):
 
     def __init__(self, source: LoaderSource, world: World, device: torch.device | None) -> None:
         super().__init__(source)
-        if source.batch_size is None:
-            raise ConfigError("a DataLoader has no batch_size", fix="Set batch_size.")
         self._source = source
         self._world = world
         self._device = device

@@ -151,8 +151,6 @@ class EvaluationBatches:
     """
 
     def __init__(self, source: LoaderSource, world: World, seed: int, steps: "EvalSteps") -> None:
-        if source.batch_size is None:
-            raise ConfigError("the DataLoader has no batch_size", fix="Set batch_size.")
         self._source = source
         self._world = world
         self._steps = steps

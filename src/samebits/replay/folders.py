@@ -10,6 +10,7 @@ metrics.jsonl, checkpoints        evaluations and states, where both runs have o
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from samebits.provenance.identity import is_free
 from samebits.provenance.record import StepLog
 from samebits.provenance.run_files import RunFiles, over_worlds
 from samebits.replay.compare import Change, changed_fields, value_text
-from samebits.replay.record_files import check_files
+from samebits.replay.record_files import Evaluations, check_files
 from samebits.storage.checkpoint import name_of, steps
 from samebits.storage.manifest import read_state
 from samebits.storage.run_folder import COPY, recipe_change
@@ -50,7 +51,7 @@ class RecordedRun:
     versions: dict[str, str] = field(default_factory=dict)  #: Versions and hardware, by name.
     #: The record of its steps; empty if there is none.
     log: StepLog = field(default_factory=StepLog)
-    evaluations: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  #: Step -> metrics.
+    evaluations: Evaluations = field(default_factory=dict)  #: Step -> metrics.
     #: Step -> SHA-256 of weights and optimizer state, by file.
     checkpoints: dict[int, dict[str, str]] = field(default_factory=dict)
     num_steps: int = 0  #: Number of steps done.
@@ -196,11 +197,7 @@ def first_difference(a: StepLog, b: StepLog) -> tuple[int, StepDifference | None
 
 def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
     return [
-        Change(
-            name,
-            value_text(a[name]) if name in a else "none",
-            value_text(b[name]) if name in b else "none",
-        )
+        Change(name, *(value_text(each[name]) if name in each else "none" for each in (a, b)))
         for name in dict.fromkeys([*a, *b])
         if name not in a or name not in b or a[name] != b[name]
     ]
@@ -216,8 +213,8 @@ def _lines(a: Path, b: Path) -> list[Change]:
             )
         except OSError:
             return []
-    for number in range(max(map(len, texts))):
-        one, other = (text[number].strip() if number < len(text) else "" for text in texts)
+    for number, texts_of_line in enumerate(zip_longest(*texts, fillvalue=""), start=1):
+        one, other = map(str.strip, texts_of_line)
         if one != other:
-            return [Change(f"{COPY}, line {number + 1}", one[:_SHOWN_CHARS], other[:_SHOWN_CHARS])]
+            return [Change(f"{COPY}, line {number}", one[:_SHOWN_CHARS], other[:_SHOWN_CHARS])]
     return []

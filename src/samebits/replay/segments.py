@@ -49,7 +49,7 @@ from samebits.provenance.identity import DATASET_INFO, identity
 from samebits.provenance.record import NO_DIGEST, STEPS_FILE, StepLog, StepRecord, read_steps
 from samebits.recipes.catalog import RecipeSpec
 from samebits.replay.compare import changed_fields, first_tensor
-from samebits.replay.record_files import compare_monitor, finding
+from samebits.replay.record_files import Evaluations, compare_monitor, finding
 from samebits.report.console import Console
 from samebits.storage import checkpoint
 from samebits.storage.manifest import WEIGHTS
@@ -233,7 +233,7 @@ class Plan:
     )
     has_content: bool = False  #: Whether the log has digests of the samples' values.
     #: Step -> metrics of the run's evaluations.
-    evaluations: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    evaluations: Evaluations = field(default_factory=dict)
     weights_sha256: str = ""  #: Hash of the final weights; empty if the run is not complete.
     dataset_info_sha256: str = (
         ""  #: Digest of what the recipe read from its data; empty if it was not recorded.
@@ -257,13 +257,6 @@ class Replay:
     code: dict[str, str] = field(default_factory=dict)  #: Digests of the replay's code.
     data: dict[str, str] = field(default_factory=dict)  #: Digests of the replay's samples.
     seconds: float = 0.0  #: Time of restoring, replaying and comparing, without the start of the processes, in seconds.
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "Replay":
-        """Read a verdict from the plain values of its fields, as they are sent between processes."""
-        return cls(
-            **{**plain, "differences": [Difference(**each) for each in plain["differences"]]}
-        )
 
 
 class Replayer:
@@ -318,10 +311,7 @@ class Replayer:
         finally:
             loader.close()
         # After the last step there is no other one whose flags would inform the ranks.
-        plain = collectives.broadcast_object(
-            job.world, None if difference is None else asdict(difference)
-        )
-        return self._compare_state(segment.stop) if plain is None else Difference(**plain)
+        return self._on_rank0(lambda: difference) or self._compare_state(segment.stop)
 
     def _compare_metrics(self, recorded: Mapping[str, Any]) -> Difference | None:
         """Validate with each batch size that the run had, until the metrics are the recorded ones.

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from samebits.bench.processes import ask_here
 from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError, LaunchError, printable
@@ -247,7 +249,7 @@ def _choose(request: Request, segments: list[Segment], files: CheckedFiles) -> l
 
 def _replay(plan: Plan, config: RunConfig, procs: int) -> Replay:
     failure = LaunchError("the replay failed", fix="Read the output above; repeat with --procs 1.")
-    return Replay.from_plain(
+    return TypeAdapter(Replay).validate_python(
         ask_here(replay, (plan,), ProcessRange(procs, procs), config, failure, [replay.__module__])
     )
 
