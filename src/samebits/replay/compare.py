@@ -14,13 +14,21 @@ change a value that others use.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from samebits.bits import Element, first_element, number_text
+from samebits.bits import Element, element_at, first_element
 from samebits.provenance.record import NO_DIGEST, StepRecord
-from samebits.replay.trace import Call, Digests, MicroTrace, StepTrace, Trace, events, returned
+from samebits.replay.trace import (
+    Call,
+    Digests,
+    MicroTrace,
+    StepTrace,
+    Trace,
+    events,
+    in_order,
+    returned,
+)
 
 # What a step computes, in order; the first three by micro-batch.
 SAMPLES, FORWARD, LOSS, BACKWARD, SUMS, GRADIENTS, BUFFERS, WEIGHTS, OPTIMIZER, EVALUATION = (
@@ -73,14 +81,8 @@ def merge_ranks(traces: Sequence[Trace]) -> tuple[Trace, TraceDifference | None]
         for other in every:
             found = found or _after(int(number), step, other)
         micro_batches = {index: each for one in every for index, each in one.micro_batches.items()}
-        steps[number] = replace(
-            step, micro_batches=dict(sorted(micro_batches.items(), key=_number))
-        )
+        steps[number] = replace(step, micro_batches=in_order(micro_batches))
     return replace(first, steps=steps), found
-
-
-def _number(item: tuple[str, object]) -> int:
-    return int(item[0])
 
 
 def first_difference(reference: Trace, other: Trace) -> TraceDifference | None:
@@ -323,7 +325,4 @@ def largest_difference(
     rest = [other for each, (other, _) in scores.items() if module_of(each) != module_of(name)]
     if score <= _STANDS_OUT * max(rest, default=0.0):
         return None
-    index = (
-        tuple(int(axis) for axis in np.unravel_index(at, a[name].shape)) if a[name].dim() else ()
-    )
-    return name, Element(f"{list(index)}", number_text(a[name][index]), number_text(b[name][index]))
+    return name, element_at(at, a[name], b[name])

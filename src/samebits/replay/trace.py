@@ -178,6 +178,11 @@ class Trace:
         return TypeAdapter(cls).validate_python(plain)
 
 
+def in_order(micro_batches: dict[str, MicroTrace]) -> dict[str, MicroTrace]:
+    """Return micro-batches in the order of their indices."""
+    return {index: micro_batches[index] for index in sorted(micro_batches, key=int)}
+
+
 _OWNER = "samebits module"  # key in the metadata of a backward node
 _UNSET = ("aten.empty", "aten.new_empty")  # their values are whatever was in memory
 
@@ -296,9 +301,7 @@ class Recorder:
         found.weights = digests(dict(self.model.named_parameters()))
         for each in self._optimizers:
             found.optimizer |= optimizer_state(self.model, each)
-        found.micro_batches = dict(
-            sorted(found.micro_batches.items(), key=lambda each: int(each[0]))
-        )
+        found.micro_batches = in_order(found.micro_batches)
         self._trace = StepTrace()
         # What follows belongs to no micro-batch, such as an evaluation.
         self._phase.clear()
