@@ -118,8 +118,7 @@ def _outcome(trial: Trial, answers: list[Any], before: Sequence[Outcome]) -> Out
                 isinstance(answer["error"], LaunchError) and "lost" in str(answer["error"])
             ),
         )
-        line = first.get("line")
-        return Outcome(trial, None, first["error"], (line[0], line[1]) if line else None)
+        return Outcome(trial, None, first["error"], first["line"])
     trace, ranks = merge_ranks([Trace.from_plain(answer) for answer in answers])
     reference = before[0].record if before else None
     found = None if reference is None else first_difference(reference, trace)

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -233,10 +234,10 @@ class Recorder:
         self._handles: list[Any] = []
         for name, parameter in self.model.named_parameters() if detail == EVERYTHING else ():
             if parameter.requires_grad:  # torch refuses a hook on a frozen parameter
-                self._handles.append(parameter.register_hook(self._gradient(name)))
+                self._handles.append(parameter.register_hook(partial(self._gradient, name)))
         for name, module in () if is_compiled or detail == STATE else self.model.named_modules():
             before = module.register_forward_pre_hook(
-                self._enter(name), with_kwargs=True, prepend=True
+                partial(self._enter, name), with_kwargs=True, prepend=True
             )
             # Always: operations would be listed after a forward pass that fails.
             after = module.register_forward_hook(self._leave, with_kwargs=True, always_call=True)
@@ -387,34 +388,28 @@ class Recorder:
         self._keep_if_wanted((OPERATION, index, len(operations)), tensors)
         operations.append(Operation(phase, name, node, call, digest(tensors)))
 
-    def _gradient(self, name: str) -> Callable[[Tensor], None]:
-        def hook(gradient: Tensor) -> None:
-            index = self._index
-            if self._phase.get(index):
-                with _disable_current_modes():
-                    micro_batch = self._trace.micro_batches[str(index)]
-                    micro_batch.gradients[name] = digest(gradient)
-                    self._keep_if_wanted((GRADIENT, index, name), gradient)
-
-        return hook
-
-    def _enter(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            index = self._index
-            if self._phase.get(index) != FORWARD:
-                return  # recomputed activations, or modules of the loss
-            opened = self._open[index]
-            calls = self._trace.micro_batches[str(index)].calls
+    def _gradient(self, name: str, gradient: Tensor) -> None:
+        index = self._index
+        if self._phase.get(index):
             with _disable_current_modes():
-                inputs = digest((args, kwargs))
-            calls.append(Call(name, type(module).__name__, opened[-1] if opened else None, inputs))
-            if not opened:
-                # From here on, not from `start`: an own loop has no place where it could end after an error.
-                self._listing[index] = self.traced_operations()
-                self._listing[index].__enter__()
-            opened.append(len(calls) - 1)
+                micro_batch = self._trace.micro_batches[str(index)]
+                micro_batch.gradients[name] = digest(gradient)
+                self._keep_if_wanted((GRADIENT, index, name), gradient)
 
-        return hook
+    def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        index = self._index
+        if self._phase.get(index) != FORWARD:
+            return  # recomputed activations, or modules of the loss
+        opened = self._open[index]
+        calls = self._trace.micro_batches[str(index)].calls
+        with _disable_current_modes():
+            inputs = digest((args, kwargs))
+        calls.append(Call(name, type(module).__name__, opened[-1] if opened else None, inputs))
+        if not opened:
+            # From here on, not from `start`: an own loop has no place where it could end after an error.
+            self._listing[index] = self.traced_operations()
+            self._listing[index].__enter__()
+        opened.append(len(calls) - 1)
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         index = self._index
