@@ -11,7 +11,7 @@ the step's samples that its micro-batch has, and enters the tree of `parallel/tr
 """
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -449,11 +449,6 @@ class Trained:
             strays = [each for each in every if each.grad is not None and each not in known]
             if strays:
                 raise fault("unfrozen", shape=tuple(strays[0].shape), step=step.number)
-
-    def check_whole(self, named: Collection[nn.Parameter]) -> None:
-        """Check that a loop drops the gradients of all parameters, by those `named`."""
-        if not set(self.parameters) <= set(named):
-            raise fault("part")
 
     def norms(self) -> list[Tensor]:
         """Return the 2-norm of each round's gradient over all ranks, 0-d tensors."""

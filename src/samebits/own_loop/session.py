@@ -386,8 +386,12 @@ class ExactLoop:
         for number, trained in enumerate(self._trained):
             if named.isdisjoint(trained.parameters):
                 continue
-            if self.is_inside and trained.has_gradients:
-                trained.check_whole(named)
+            if (
+                self.is_inside
+                and trained.has_gradients
+                and not named.issuperset(trained.parameters)
+            ):
+                raise fault("part")
             if not self.is_inside or trained.has_gradients:
                 self.on_zero_grad(number)
 
