@@ -176,7 +176,7 @@ class EvaluationBatches:
         steps, ahead = tee(self._order.steps(Alone(), start=first, stop=stop))
         loader = self._source.open(
             lambda: requests_of(ahead),
-            torch.device("cpu"),  # Lightning moves batches, after its own hooks
+            CPU,  # Lightning moves batches, after its own hooks
             num_ranks_here=self._world.num_ranks_here,
         )
         try:
