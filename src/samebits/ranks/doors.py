@@ -10,7 +10,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,8 @@ class Generators:
         self.epoch: int | None = None
         self._bases: dict[str, object] = {"torch": base, "numpy": base, "python": base}
         # In the modules: scripts that seed a generator of their own are not concerned.
-        self._seed_numpy = _noted(np.random, "seed", self._note("numpy"))
-        self._seed_python = _noted(random, "seed", self._note("python"))
+        self._seed_numpy = _noted(np.random, "seed", partial(self._bases.__setitem__, "numpy"))
+        self._seed_python = _noted(random, "seed", partial(self._bases.__setitem__, "python"))
         np.random.default_rng = self._default_rng(np.random.default_rng)
         self._torch_key = base
         torch.manual_seed(base)
@@ -74,12 +74,6 @@ class Generators:
         torch.manual_seed(self._torch_key)
         self._seed_numpy(key_of(self._bases["numpy"], epoch))
         self._seed_python(key_of(self._bases["python"], epoch))
-
-    def _note(self, name: str) -> Callable[[object], None]:
-        def note(seed: object) -> None:
-            self._bases[name] = seed
-
-        return note
 
     def _default_rng(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Seed numpy's new generators, which would draw a seed from the system, as libraries of augmentations do."""
