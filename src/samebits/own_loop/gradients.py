@@ -26,6 +26,8 @@ from samebits.own_loop.state_sum import BufferSum
 from samebits.parallel.bucket import Bucket, is_dense
 from samebits.parallel.reduce import JOINED_BYTES, BucketSum, bucket_bytes, group
 
+Settings = list[dict[str, Any]]  # of each parameter group, by name
+
 
 class GradientSum(BucketSum):
     """The sum of the gradients of some parameters in one of the loop's backward passes.
@@ -170,9 +172,9 @@ class Trained:
         self.is_closed = self.is_pending = self.is_followed = self.lacks_gradients = False
         self.num_calls = 0
         self.buffers: BufferSum | None = None
-        self.settings: list[dict[str, Any]] = []
-        self.set_at_step: list[dict[str, Any]] = []
-        self.set_first: list[dict[str, Any]] = []
+        self.settings: Settings = []
+        self.set_at_step: Settings = []
+        self.set_first: Settings = []
         self._sums: dict[int, GradientSum] = {}  # by round
         self._active: dict[int, bool] = {}  # rounds of this step -> whether they are reduced
         self._touched: set[int] = set()  # rounds with a gradient in the current micro-batch
@@ -215,7 +217,7 @@ class Trained:
         """Return the optimizer's parameters, also those that do not require a gradient now."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
-    def read_settings(self) -> list[dict[str, Any]]:
+    def read_settings(self) -> Settings:
         """Return each group's settings that are plain values, such as the learning rate."""
         return [
             {name: value for name, value in group.items() if isinstance(value, int | float | tuple)}

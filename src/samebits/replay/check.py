@@ -28,6 +28,8 @@ from samebits.replay.trial import TIMEOUT_S, TIMEOUTS, Trial, run_trial
 REFERENCE = Trial("1 process")
 OTHER_HASH = Trial("a process with another PYTHONHASHSEED", is_other_hash=True)
 
+Progress = Callable[[str, int, int], None]  # called with (activity, done, total)
+
 
 @dataclass(frozen=True)
 class Report:
@@ -47,9 +49,7 @@ class Report:
         }
 
 
-def check(
-    source: str, overrides: list[str], config: RunConfig, progress: Callable[[str, int, int], None]
-) -> Report:
+def check(source: str, overrides: list[str], config: RunConfig, progress: Progress) -> Report:
     """Check a recipe.
 
     Args:

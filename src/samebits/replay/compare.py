@@ -43,6 +43,7 @@ INPUT = "input"
 OUTPUT = "output"
 ROOT = ""  # the name of the model itself among its modules
 MODEL = "(the model)"
+Tensors = Mapping[str, Tensor]  # of any shape, by name
 _STANDS_OUT = 4.0  # times as much as any other module
 
 
@@ -270,7 +271,7 @@ def module_of(tensor: str) -> str:
     return tensor.rpartition(".")[0] or MODEL
 
 
-def first_tensor(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[str, Element] | None:
+def first_tensor(a: Tensors, b: Tensors) -> tuple[str, Element] | None:
     """Return the first of the tensors, of any shape, that differs, and its first element that does.
 
     Names may differ, if the order is the same.
@@ -291,9 +292,7 @@ def first_tensor(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[str,
     return name, Element("", kinds[0], kinds[1], is_value=False)
 
 
-def largest_difference(
-    a: Mapping[str, Tensor], b: Mapping[str, Tensor]
-) -> tuple[str, Element] | None:
+def largest_difference(a: Tensors, b: Tensors) -> tuple[str, Element] | None:
     """Return the tensor that differs most, relative to its largest value, and the element that differs most.
 
     Both have the same names, and tensors of the same shapes.

@@ -18,7 +18,7 @@ import numpy as np
 
 from samebits.errors import CheckpointError
 from samebits.plain_file import read_plain
-from samebits.provenance.fingerprint import Fingerprint
+from samebits.provenance.fingerprint import Fingerprint, Named
 from samebits.provenance.identity import is_free
 from samebits.provenance.record import StepLog
 from samebits.provenance.run_files import RunFiles, over_worlds
@@ -46,9 +46,9 @@ class RecordedRun:
 
     path: Path  #: The run folder.
     settings: dict[str, Any]  #: All settings, by dotted name.
-    code: dict[str, str] = field(default_factory=dict)  #: Digests of the code, by name.
-    data: dict[str, str] = field(default_factory=dict)  #: Digests of the data, by name.
-    versions: dict[str, str] = field(default_factory=dict)  #: Versions and hardware, by name.
+    code: Named = field(default_factory=dict)  #: Digests of the code, by name.
+    data: Named = field(default_factory=dict)  #: Digests of the data, by name.
+    versions: Named = field(default_factory=dict)  #: Versions and hardware, by name.
     #: The record of its steps; empty if there is none.
     log: StepLog = field(default_factory=StepLog)
     evaluations: Evaluations = field(default_factory=dict)  #: Step -> metrics.

@@ -26,7 +26,7 @@ from samebits.errors import ConfigError
 from samebits.plain_file import parse_json, read_plain
 from samebits.recipes.catalog import find
 from samebits.replay import compare
-from samebits.replay.check import in_interpreter
+from samebits.replay.check import Progress, in_interpreter
 from samebits.replay.check_script import FIRST, launched, observe
 from samebits.replay.trace import Call, MicroTrace, StepTrace, Trace
 from samebits.storage.run_folder import check_target, write_atomically
@@ -105,7 +105,7 @@ def gate(
     *,
     is_update: bool = False,
     within: float | None = None,
-    show: Callable[[str, int, int], None] = lambda activity, done, total: None,
+    show: Progress = lambda activity, done, total: None,
 ) -> GateResult:
     """Train the first steps of a source, and compare them with its file, or write the file.
 
@@ -141,9 +141,7 @@ def gate(
     return GateResult(file, len(before["steps"]), difference=found)
 
 
-def _write(
-    source: GateSource, file: Path, num_steps: int, show: Callable[[str, int, int], None]
-) -> GateResult:
+def _write(source: GateSource, file: Path, num_steps: int, show: Progress) -> GateResult:
     traces = []
     for done in range(2):
         show("training, twice", done, 2)

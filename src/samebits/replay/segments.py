@@ -21,8 +21,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from samebits.bench.bench import advance, joined
 from samebits.cluster import collectives
 from samebits.cluster.env import RankAssignment
@@ -45,10 +43,11 @@ from samebits.engine.progress import StepFlags
 from samebits.errors import CheckpointError, ConfigError, SamebitsError
 from samebits.inference.hub import FILE_LISTS, compare_network, without_folders
 from samebits.inference.trained_model import TrainedModel
+from samebits.provenance.fingerprint import Named
 from samebits.provenance.identity import DATASET_INFO, identity
 from samebits.provenance.record import NO_DIGEST, STEPS_FILE, StepLog, StepRecord, read_steps
 from samebits.recipes.catalog import RecipeSpec
-from samebits.replay.compare import changed_fields, first_tensor
+from samebits.replay.compare import Tensors, changed_fields, first_tensor
 from samebits.replay.record_files import Evaluations, compare_monitor, finding
 from samebits.report.console import Console
 from samebits.storage import checkpoint
@@ -193,9 +192,7 @@ def compare_step(recorded: StepRecord | None, replayed: StepRecord) -> Differenc
     return Difference(replayed.step, *astuple(changes[0])) if changes else None
 
 
-def compare_tensors(
-    step: int, recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]
-) -> Difference | None:
+def compare_tensors(step: int, recorded: Tensors, replayed: Tensors) -> Difference | None:
     """Return the first tensor, in the order of the replay's names, that differs in a bit.
 
     Args:
@@ -253,9 +250,9 @@ class Replay:
     #: What could not be replayed for that reason, one line each.
     notes: list[str] = field(default_factory=list)
     #: The replay's environment: versions, processor and kernels.
-    environment: dict[str, str] = field(default_factory=dict)
-    code: dict[str, str] = field(default_factory=dict)  #: Digests of the replay's code.
-    data: dict[str, str] = field(default_factory=dict)  #: Digests of the replay's samples.
+    environment: Named = field(default_factory=dict)
+    code: Named = field(default_factory=dict)  #: Digests of the replay's code.
+    data: Named = field(default_factory=dict)  #: Digests of the replay's samples.
     seconds: float = 0.0  #: Time of restoring, replaying and comparing, without the start of the processes, in seconds.
 
 

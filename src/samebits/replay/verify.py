@@ -1,7 +1,7 @@
 """Verification of a run: compare its files, choose segments, replay them in a world, and give a verdict."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from samebits.errors import ConfigError, LaunchError, printable
 from samebits.inference.hub import signature_of
 from samebits.inference.trained_model import TrainedModel, describe_places
 from samebits.process_range import ProcessRange
+from samebits.provenance.fingerprint import Named
 from samebits.provenance.identity import check_replay
 from samebits.provenance.record import RunStatement, sha256_of_json
 from samebits.provenance.run_files import RunFiles
@@ -296,9 +297,7 @@ def _judge(
     )
 
 
-def _pairs(
-    record: RunStatement | None, done: Replay
-) -> list[tuple[Mapping[str, str], Mapping[str, str]]]:
+def _pairs(record: RunStatement | None, done: Replay) -> list[tuple[Named, Named]]:
     """Return environment, code and data of the run's last world and of the replay."""
     if record is None:
         return []
@@ -309,7 +308,7 @@ def _pairs(
     ]
 
 
-def _unpaired(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def _unpaired(before: Named, now: Named) -> list[str]:
     """Name the digests that only the statement or only the replay has."""
     if not (before and now):
         return []
@@ -320,7 +319,7 @@ def _unpaired(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def _changes(before: Named, now: Named) -> list[str]:
     return [
         f"{name}: {before[name]} in the run, {now[name]} now"
         for name in before
