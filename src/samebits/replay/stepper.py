@@ -1,7 +1,7 @@
 """One of two runs, opened for replay in this process."""
 
 import copy
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -183,8 +183,8 @@ class ReplayedRun:
             step, result, samples, digest_content(job) if self._has_content else NO_DIGEST
         )
 
-    def trace(self, keep: Container[Key] = ()) -> tuple[StepRecord, StepTrace]:
-        """Replay the next step, and trace it; keep the tensors with these keys."""
+    def trace(self, keep: Callable[[Key], bool] = lambda _: False) -> tuple[StepRecord, StepTrace]:
+        """Replay the next step, and trace it; keep the tensors whose keys are wanted."""
         self.num_replays += 1
         job = self.job
         recorder = Recorder(

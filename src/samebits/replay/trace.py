@@ -13,7 +13,7 @@ the step is then repeated, and gives the same bits.
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -200,7 +200,7 @@ class Recorder:
     Args:
         modules, optimizers: Those of the loop.
         detail: STATE, CALLS, OPERATIONS or EVERYTHING.
-        keep: Keys of the tensors to keep.
+        keep: Whether to keep the tensors of a key.
         is_compiled: Whether torch.compile has compiled the model: hooks would change what it generates.
 
     Attributes:
@@ -214,7 +214,7 @@ class Recorder:
         optimizers: Sequence[Optimizer] = (),
         *,
         detail: int = CALLS,
-        keep: Container[Key] = (),
+        keep: Callable[[Key], bool] = lambda _: False,
         is_compiled: bool = False,
     ) -> None:
         self.model = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
@@ -355,7 +355,7 @@ class Recorder:
         return digests(found)
 
     def _keep_if_wanted(self, key: Key, value: Any) -> None:
-        if key in self._keep:
+        if self._keep(key):
             # clone: for a tensor on the CPU, cpu() makes no copy, and later operations change it in place.
             self._trace.kept[key] = [each.detach().cpu().clone() for each in tensors_in(value)]
 
