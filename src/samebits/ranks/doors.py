@@ -10,7 +10,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from samebits import scratch
 from samebits.errors import ConfigError
 from samebits.ranks import sync_batch_norm
-from samebits.ranks.devices import Baton
+from samebits.ranks.devices import Baton, replaces
 from samebits.ranks.group import BACKEND, make_known
 
 # Random numbers of a rank: they depend on the seed, the rank and the epoch, never on where the rank runs.
@@ -104,28 +104,6 @@ def _noted(module: Any, name: str, note: Callable[[object], None]) -> Callable[.
 
 _CORE = f"{Path(__file__).parents[1]}/"
 _WHOLE_GRADIENT_MB = 1 << 20  # more than a model has
-
-
-def replaces(owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
-    """Decorate what replaces functions of torch, and gets the plain one as its first argument."""
-
-    def decorate(function: Callable[..., Any]) -> None:
-        for name in names:
-            plain = getattr(owner, name)
-
-            def replaced(*args: Any, plain: Any = plain, **kwargs: Any) -> Any:
-                return function(plain, *args, **kwargs)
-
-            new = wraps(plain)(replaced)
-            setattr(owner, name, new)
-            # Modules of torch have imported some of them by name, such as that of device meshes.
-            for module in [
-                each for key, each in sys.modules.items() if key.startswith("torch.distributed")
-            ]:
-                if vars(module).get(name) is plain:
-                    setattr(module, name, new)
-
-    return decorate
 
 
 class Doors:

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.utils.data import dataloader
 
-from samebits.ranks.doors import replaces
+from samebits.ranks.devices import replaces
 from samebits.ranks.trained import modules_of
 from samebits.replay.script_trial import ScriptTrial
 from samebits.replay.trace import digest

@@ -139,6 +139,7 @@ class FolderDifference:
 
 def compare_folders(a: RecordedRun, b: RecordedRun) -> FolderDifference:
     """Compare two run folders. If one run is longer, the common part is compared."""
+    runs = (("a", a), ("b", b))
     settings = _changes(a.settings, b.settings)
     recipe = [each for each in settings if each.name == "recipe"]
     num_compared, step = first_difference(a.log, b.log)
@@ -162,10 +163,8 @@ def compare_folders(a: RecordedRun, b: RecordedRun) -> FolderDifference:
             (step for step in common if a.checkpoints[step] != b.checkpoints[step]), None
         ),
         weights=a.weights_sha256 != b.weights_sha256 if is_complete else None,
-        altered=[
-            f"{name}: {text}" for name, run in (("a", a), ("b", b)) for text in run.contradictions
-        ],
-        notes=[f"{name}: {note}" for name, run in (("a", a), ("b", b)) for note in run.notes],
+        altered=[f"{name}: {text}" for name, run in runs for text in run.contradictions],
+        notes=[f"{name}: {note}" for name, run in runs for note in run.notes],
     )
 
 

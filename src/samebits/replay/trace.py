@@ -188,12 +188,6 @@ _OWNER = "samebits module"  # key in the metadata of a backward node
 _UNSET = ("aten.empty", "aten.new_empty")  # their values are whatever was in memory
 
 
-class _Current(threading.local):
-    """The micro-batch of this thread: with synchronized batch norm, each one has its own thread."""
-
-    index: int | None = None
-
-
 class Recorder:
     """Records what steps compute.
 
@@ -223,7 +217,8 @@ class Recorder:
         self._detail = detail
         self._keep = keep
         self._is_compiled = is_compiled
-        self._current = _Current()
+        # The micro-batch of this thread: with synchronized batch norm, each one has its own thread.
+        self._current = threading.local()
         self._last = 0
         self._num_started = 0
         # By micro-batch, not for the recorder: synchronized ones are interleaved.
@@ -334,10 +329,34 @@ class Recorder:
                 self.loss(terms)
             return terms
 
-        job.reducer = _TracedReducer(reducer, self, before, read)  # type: ignore[assignment]
+        def read_batch(indices: Any, *request: Any, **how: Any) -> Batch:
+            # By identity: the micro-batch has this array. It is read before the micro-batch begins.
+            read[id(indices)] = loader.batch(indices, *request, **how)
+            return read[id(indices)]
+
+        @contextmanager
+        def micro_batch(each: MicroBatch) -> Iterator[None]:
+            before(each)
+            batch = read.pop(id(each.indices))
+            samples = {str(index): value for index, value in sample_digests(batch).items()}
+            # Inside, since synchronized micro-batches get their thread there.
+            with reducer.micro_batch(each):
+                self.start(each.index, samples, (batch.inputs, batch.targets))
+                yield
+
+        def backward(total: Tensor, extras: Tensor | None = None) -> None:
+            with self.traced_operations():
+                reducer.backward(total, extras)
+
+        def reduce(flag: float = 0.0) -> None:
+            reducer.reduce(flag)
+            self.take_sums()
+
+        traced: Any = _Traced(reducer, micro_batch=micro_batch, backward=backward, reduce=reduce)
+        job.reducer = traced
         job.parts = replace(parts, loss=loss)
         try:
-            yield _TracedLoader(loader, read)
+            yield _Traced(loader, batch=read_batch)
         finally:
             job.reducer = reducer
             job.parts = parts  # an evaluation is not recorded
@@ -346,7 +365,7 @@ class Recorder:
     @property
     def _index(self) -> int:
         """The current micro-batch. A GPU's backward pass runs in a thread of its own, for the latest one."""
-        return self._last if self._current.index is None else self._current.index
+        return getattr(self._current, "index", self._last)
 
     def _take(self, kind: str) -> Digests:
         found = gradients(self.model)
@@ -456,52 +475,13 @@ class _Operations(TorchDispatchMode):
 
 
 class _Traced:
-    """An object whose calls a recorder sees; what it does not define is the object's own."""
+    """An object some of whose methods are others; all else is the object's own, also what is set."""
 
-    def __init__(self, own: Any, *seen: Any) -> None:
-        # Past __setattr__, which a subclass has.
-        vars(self).update(own=own, seen=seen)
+    def __init__(self, own: Any, **others: Any) -> None:
+        vars(self).update(own=own, **others)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["own"], name)
 
-
-class _TracedReducer(_Traced):
-    """A reducer between hooks."""
-
-    @contextmanager
-    def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
-        """See `Reducer.micro_batch`."""
-        recorder, before, read = self.seen
-        before(micro_batch)
-        batch = read.pop(id(micro_batch.indices))
-        samples = {str(index): value for index, value in sample_digests(batch).items()}
-        # Inside, since synchronized micro-batches get their thread there.
-        with self.own.micro_batch(micro_batch):
-            recorder.start(micro_batch.index, samples, (batch.inputs, batch.targets))
-            yield
-
-    def backward(self, loss: Tensor, extras: Tensor | None = None) -> None:
-        """See `Reducer.backward`."""
-        with self.seen[0].traced_operations():
-            self.own.backward(loss, extras)
-
-    def reduce(self, flag: float = 0.0) -> None:
-        """See `Reducer.reduce`."""
-        self.own.reduce(flag)
-        self.seen[0].take_sums()
-
-
-class _TracedLoader(_Traced):
-    """A loader that notes its batches for the reducer: they are read before their micro-batch begins."""
-
     def __setattr__(self, name: str, value: Any) -> None:
-        # Such as `digests`: meant for the loader itself, which reads them.
         setattr(self.own, name, value)
-
-    def batch(self, indices: Any, *request: Any, **how: Any) -> Batch:
-        """See `Loader.batch`."""
-        batch: Batch = self.own.batch(indices, *request, **how)
-        # By identity: the micro-batch has this array.
-        self.seen[0][id(indices)] = batch
-        return batch
