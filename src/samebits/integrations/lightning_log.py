@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 import torch
@@ -95,21 +96,20 @@ class MetricStates:
         before = self._before
         self._states = []
         self._before = {}
-        by_name: dict[str, list[tuple[int, State, int]]] = {}
-        for own in collectives.all_gather_object(self._world, states):
-            for name, index, state, count in own:
-                by_name.setdefault(name, []).append((index, state, count))
+        by_name: dict[str, list[tuple[State, int]]] = {}
+        every = chain.from_iterable(collectives.all_gather_object(self._world, states))
+        # In the order of the batches, since a reduction may depend on it.
+        for name, _, state, count in sorted(every, key=lambda item: item[1]):
+            by_name.setdefault(name, []).append((state, count))
         for name, found in by_name.items():
             metric = self._metrics[name]
             first, num_before = before.get(name, (_state(metric), metric._update_count))
-            # In the order of the batches, since a reduction may depend on it.
-            found.sort(key=lambda item: item[0])
-            parts = [first] * bool(num_before) + [state for _, state, _ in found]
+            parts = [first] * bool(num_before) + [state for state, _ in found]
             merged = {
                 attribute: _joined(metric, attribute, parts) for attribute in metric._defaults
             }
             # The cached result is that of one batch, and does not belong to the merged state.
-            _set(metric, merged, num_before + sum(count for *_, count in found), None)
+            _set(metric, merged, num_before + sum(count for _, count in found), None)
             # The states are those of all ranks already.
             metric.sync_on_compute = metric._to_sync = False
 

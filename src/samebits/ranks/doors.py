@@ -57,8 +57,8 @@ class Generators:
         self.epoch: int | None = None
         self._bases: dict[str, object] = {"torch": base, "numpy": base, "python": base}
         # In the modules: scripts that seed a generator of their own are not concerned.
-        self._seed_numpy = _noted(np.random, "seed", partial(self._bases.__setitem__, "numpy"))
-        self._seed_python = _noted(random, "seed", partial(self._bases.__setitem__, "python"))
+        self._seed_numpy = _noted(np.random, partial(self._bases.__setitem__, "numpy"))
+        self._seed_python = _noted(random, partial(self._bases.__setitem__, "python"))
         np.random.default_rng = self._default_rng(np.random.default_rng)
         self._torch_key = base
         torch.manual_seed(base)
@@ -90,15 +90,15 @@ class Generators:
         return default_rng
 
 
-def _noted(module: Any, name: str, note: Callable[[object], None]) -> Callable[..., None]:
+def _noted(module: Any, note: Callable[[object], None]) -> Callable[..., None]:
     """Let a module's seeding function note what it is given; return the plain one."""
-    plain: Callable[..., None] = getattr(module, name)
+    plain: Callable[..., None] = module.seed
 
     def seed(value: Any = None, *args: Any, **kwargs: Any) -> None:
         plain(value, *args, **kwargs)
         note(value if value is None or isinstance(value, int | str | bytes) else repr(value))
 
-    setattr(module, name, seed)
+    module.seed = seed
     return plain
 
 

@@ -6,7 +6,6 @@
 A script has no place where its micro-batches begin: one begins with the first call of a module after a backward pass.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,9 +30,7 @@ class RankTrial:
 
     def __init__(self, trace: str, rank: int, num_ranks: int, device: torch.device) -> None:
         folder, num_steps, purpose = trace.rsplit(":", 2)
-        self._trial = ScriptTrial(
-            Path(folder), int(num_steps), rank, device, is_traced=purpose == "gate"
-        )
+        self._trial = ScriptTrial(folder, num_steps, purpose, rank, device)
         self._rank = self._index = rank
         self._num_ranks = num_ranks
         self._samples: dict[str, str] = {}

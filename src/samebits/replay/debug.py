@@ -37,8 +37,7 @@ class Gradients(dict[str, Tensor]):
         """Return the 2-norm of each, the largest first."""
         norms = {name: float(gradient.double().norm()) for name, gradient in self.items()}
         # NaN compares with nothing.
-        order = sorted(norms, key=lambda name: (not math.isnan(norms[name]), -norms[name]))
-        return {name: norms[name] for name in order}
+        return dict(sorted(norms.items(), key=lambda each: (not math.isnan(each[1]), -each[1])))
 
 
 class DebugBatch:
@@ -297,9 +296,9 @@ def session(
     overrides: Sequence[str],
     report: Callable[[str], None],
     *,
-    step: int | None = None,
-    when: str = "",
-    sample: int | None = None,
+    step: int | None,
+    when: str,
+    sample: int | None,
 ) -> Iterator[Session]:
     """Open a run at a step; see `find_step`. Nothing is written into its folder.
 

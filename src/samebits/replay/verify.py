@@ -17,7 +17,6 @@ from samebits.provenance.fingerprint import Named
 from samebits.provenance.identity import check_replay
 from samebits.provenance.record import RunStatement, sha256_of_json
 from samebits.provenance.run_files import RunFiles
-from samebits.recipes.catalog import RecipeSpec
 from samebits.replay.record_files import CheckedFiles, check_files, not_compared, typed_settings
 from samebits.replay.segments import (
     Difference,
@@ -198,8 +197,11 @@ def verify(
                 else f"; recorded digest of samples {sha256_of_json(record.data)[:8]}…"
             )
             console.say(f"data       {place}{digest}")
-    if altered := _altered_settings(model, recipe):
+    try:
+        model.check_settings(recipe)
+    except ConfigError as error:  # they are not those in the run's checkpoint
         if not any(text.startswith("config.yaml:") for text in files.mismatches):
+            altered = error.slots.get("given", error.what).split("\n")
             files.mismatches += [f"config.yaml: {text}" for text in altered]
         done = Replay(
             notes=["no step was replayed, since config.yaml does not have the run's settings"]
@@ -253,15 +255,6 @@ def _replay(plan: Plan, config: RunConfig, procs: int) -> Replay:
     return TypeAdapter(Replay).validate_python(
         ask_here(replay, (plan,), ProcessRange(procs, procs), config, failure, [replay.__module__])
     )
-
-
-def _altered_settings(model: TrainedModel, recipe: RecipeSpec) -> list[str]:
-    """Return the settings in `config.yaml` that are not those in the run's checkpoint, one line each."""
-    try:
-        model.check_settings(recipe)
-    except ConfigError as error:
-        return error.slots.get("given", error.what).split("\n")
-    return []
 
 
 def _judge(
