@@ -74,7 +74,7 @@ def compare_record(
         found += _of_result(record, log, files.result)
     except CheckpointError as error:
         notes.append(error.what)
-    found += [text for text in (best_finding(files),) if text]
+    found += filter(None, [best_finding(files)])
     if not os.path.lexists(run / METRICS):
         notes.append(f"{METRICS} is not published")
     else:
@@ -84,22 +84,18 @@ def compare_record(
     found += _of_environment(files)
     empty = [name for name in _STATED if not any(getattr(record, name))]
     notes += [f"not stated: the run's {', '.join(empty)}"] * bool(empty)
-    named = {
-        WEIGHTS,
-        *(
-            f"checkpoints/{name}/{file}"
-            for name, parts in record.checkpoints.items()
-            for file in parts
-        ),
+    recorded = {
+        f"checkpoints/{name}/{file}": sha256
+        for name, parts in record.checkpoints.items()
+        for file, sha256 in parts.items()
     }
     found += [
         f"provenance.json: its subjects do not name {name}"
-        for name in sorted(named - files.subjects.keys())
+        for name in sorted({WEIGHTS, *recorded} - files.subjects.keys())
     ]
     for name, sha256 in files.subjects.items():
-        checkpoint, _, file = name.removeprefix("checkpoints/").partition("/")
         if name not in (WEIGHTS, STEPS_FILE):
-            there = record.checkpoints.get(checkpoint, {}).get(file, "none")
+            there = recorded.get(name, "none")
         elif os.path.lexists(run / name):
             there = _sha256(run / name)
         else:

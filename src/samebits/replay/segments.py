@@ -423,9 +423,8 @@ def replay_on(
     own = _Listing(
         *collectives.run_on_rank0(world, lambda: _list_again(plan, recipe, config, kept))
     )
-    dataset_info = own.info
-    job = make_job(config, lambda: build_from(recipe, config, dataset_info, plan.run), world)
-    job.identity = identity(config, dataset_info)
+    job = make_job(config, lambda: build_from(recipe, config, own.info, plan.run), world)
+    job.identity = identity(config, own.info)
     log = read_steps(plan.run / STEPS_FILE) if plan.uses_log and world.is_main else StepLog()
     replayer = Replayer(plan, job, log)
     fingerprint = job.fingerprint
