@@ -13,6 +13,7 @@ change a value that others use.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -261,6 +262,15 @@ def value_text(value: object) -> str:
     if isinstance(value, bytes):
         return value.hex()
     return repr(value) if isinstance(value, float) else str(value)
+
+
+def changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
+    """Return the values that differ, or that only one has, by name."""
+    return [
+        Change(name, *(value_text(each[name]) if name in each else "none" for each in (a, b)))
+        for name in dict.fromkeys([*a, *b])
+        if name not in a or name not in b or a[name] != b[name]
+    ]
 
 
 # Tensors by their bits.

@@ -7,7 +7,6 @@ steps.bin                         the first step whose record differs, and its f
 metrics.jsonl, checkpoints        evaluations and states, where both runs have one of the same step
 """
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -22,7 +21,7 @@ from samebits.provenance.fingerprint import Fingerprint, Named
 from samebits.provenance.identity import is_free
 from samebits.provenance.record import StepLog
 from samebits.provenance.run_files import RunFiles, over_worlds
-from samebits.replay.compare import Change, changed_fields, value_text
+from samebits.replay.compare import Change, changed_fields, changes
 from samebits.replay.record_files import Evaluations, check_files
 from samebits.storage.checkpoint import name_of, steps
 from samebits.storage.manifest import read_state
@@ -140,7 +139,7 @@ class FolderDifference:
 def compare_folders(a: RecordedRun, b: RecordedRun) -> FolderDifference:
     """Compare two run folders. If one run is longer, the common part is compared."""
     runs = (("a", a), ("b", b))
-    settings = _changes(a.settings, b.settings)
+    settings = changes(a.settings, b.settings)
     recipe = [each for each in settings if each.name == "recipe"]
     num_compared, step = first_difference(a.log, b.log)
     common = sorted(a.checkpoints.keys() & b.checkpoints.keys())
@@ -148,16 +147,16 @@ def compare_folders(a: RecordedRun, b: RecordedRun) -> FolderDifference:
     return FolderDifference(
         settings=[each for each in settings if not is_free(each.name) and each.name != "recipe"],
         free_settings=[each for each in settings if is_free(each.name)],
-        code=[*_lines(a.path, b.path), *_changes(a.code, b.code), *recipe],
-        data=_changes(a.data, b.data),
-        versions=_changes(a.versions, b.versions),
+        code=[*_lines(a.path, b.path), *changes(a.code, b.code), *recipe],
+        data=changes(a.data, b.data),
+        versions=changes(a.versions, b.versions),
         step=step,
         num_compared=num_compared,
         num_steps=(a.num_steps, b.num_steps),
         evaluations=[
             Change(f"{change.name} after step {step:,}", change.a, change.b)
             for step in sorted(a.evaluations.keys() & b.evaluations.keys())
-            for change in _changes(a.evaluations[step], b.evaluations[step])
+            for change in changes(a.evaluations[step], b.evaluations[step])
         ],
         checkpoint=next(
             (step for step in common if a.checkpoints[step] != b.checkpoints[step]), None
@@ -192,14 +191,6 @@ def first_difference(a: StepLog, b: StepLog) -> tuple[int, StepDifference | None
     after = b.get(step)
     assert after is not None
     return stop - start, StepDifference(step, changed_fields(before, after))
-
-
-def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
-    return [
-        Change(name, *(value_text(each[name]) if name in each else "none" for each in (a, b)))
-        for name in dict.fromkeys([*a, *b])
-        if name not in a or name not in b or a[name] != b[name]
-    ]
 
 
 def _lines(a: Path, b: Path) -> list[Change]:

@@ -421,9 +421,7 @@ def _other_environment(
     before: Mapping[str, str], now: Mapping[str, str], file: Path
 ) -> ConfigError:
     changed = [
-        f"{name}: {before.get(name, 'none')} in the file, {now.get(name, 'none')} here"
-        for name in {**before, **now}
-        if before.get(name) != now.get(name)
+        f"{each.name}: {each.a} in the file, {each.b} here" for each in compare.changes(before, now)
     ]
     return ConfigError(
         f"{file} cannot be compared here: other versions or another processor compute other bits",

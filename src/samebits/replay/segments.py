@@ -199,9 +199,10 @@ def compare_tensors(step: int, recorded: Tensors, replayed: Tensors) -> Differen
         recorded: Tensors of any shape by name, on the CPU.
         replayed: Tensors of any shape by name.
     """
-    if missing := [*(replayed.keys() - recorded.keys()), *(recorded.keys() - replayed.keys())]:
-        kinds = ["present" if missing[0] in each else "none" for each in (recorded, replayed)]
-        return Difference(step, f"tensor {missing[0]}", *kinds)
+    if missing := recorded.keys() ^ replayed.keys():
+        name = min(missing)
+        kinds = ["present" if name in each else "none" for each in (recorded, replayed)]
+        return Difference(step, f"tensor {name}", *kinds)
     found = first_tensor({name: recorded[name] for name in replayed}, replayed)
     if found is None:
         return None
