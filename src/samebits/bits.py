@@ -38,7 +38,7 @@ def first_element(a: Sequence[Tensor], b: Sequence[Tensor]) -> Element | None:
 
 
 def element_at(number: int, a: Tensor, b: Tensor, which: str = "") -> Element:
-    """Return an element of two tensors of one shape, (...), by its number in memory order.
+    """Return an element of two tensors of any shape, equal in both, by its number in memory order.
 
     Args:
         which: Names the tensors.
