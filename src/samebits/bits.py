@@ -33,16 +33,18 @@ def first_element(a: Sequence[Tensor], b: Sequence[Tensor]) -> Element | None:
             return Element(f"{which}type and shape", *kinds, is_value=False)
         unequal = (as_bytes(one) != as_bytes(other)).nonzero()
         if len(unequal):
-            element = int(unequal[0]) // one.element_size()
-            index = (
-                tuple(int(axis) for axis in np.unravel_index(element, one.shape))
-                if one.dim()
-                else ()
-            )
-            return Element(
-                f"{which}{list(index)}", number_text(one[index]), number_text(other[index])
-            )
+            return element_at(int(unequal[0]) // one.element_size(), one, other, which)
     return None
+
+
+def element_at(number: int, a: Tensor, b: Tensor, which: str = "") -> Element:
+    """Return an element of two tensors of any shape, equal in both, by its number in memory order.
+
+    Args:
+        which: Names the tensors.
+    """
+    index = tuple(int(axis) for axis in np.unravel_index(number, a.shape))
+    return Element(f"{which}{list(index)}", number_text(a[index]), number_text(b[index]))
 
 
 def _kind(tensor: Tensor) -> str:

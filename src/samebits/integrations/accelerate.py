@@ -392,17 +392,18 @@ class ExactAccelerator(Accelerator):
 
     def _prepare_training(self, data: DataLoader[Any]) -> Any:
         source = source_of(data)
-        chosen = self.exact_part.settings
+        part = self.exact_part
+        chosen = part.settings
         order = order_of(source, chosen.global_batch, chosen.micro_batch, chosen.seed)
-        self.exact_part.data = data
-        self.exact_part.batches_per_step = -(-order.global_batch // source.batch_size)
-        if self.exact_part.reads_ahead:
-            loader = read_ahead(data, source, MicroBatchSampler(order, self.exact_part.world))
+        part.data = data
+        part.batches_per_step = -(-order.global_batch // source.batch_size)
+        if part.reads_ahead:
+            loader = read_ahead(data, source, MicroBatchSampler(order, part.world))
             loader._is_accelerate_prepared = True  # super().prepare() then keeps it
             return loader
-        self.exact_part.loader = TrainingLoader(source, order, self._start, self._placement(None))
-        self._dataloaders.append(self.exact_part.loader)
-        return self.exact_part.loader
+        part.loader = TrainingLoader(source, order, self._start, self._placement(None))
+        self._dataloaders.append(part.loader)
+        return part.loader
 
     def _placement(self, device_placement: bool | None) -> torch.device | None:
         return (

@@ -21,7 +21,8 @@ from samebits.own_loop.samples import LoaderSource
 class _PreparedLoader:
     """What Accelerate and scripts read from a prepared DataLoader."""
 
-    def __init__(self, source: LoaderSource) -> None:
+    def __init__(self, source: LoaderSource, device: torch.device | None) -> None:
+        self._device = device
         self.dataset = source.samples.dataset
         self.batch_size = source.batch_size
         self.gradient_state = GradientState()
@@ -31,6 +32,9 @@ class _PreparedLoader:
         self.num_counted: int | None = (
             None  #: Samples of the current batch that metrics count; None if all rows count.
         )
+
+    def _placed(self, batch: Any) -> Any:
+        return batch if self._device is None else send_to_device(batch, self._device)
 
     @property
     def total_dataset_length(self) -> int:
@@ -55,10 +59,9 @@ class TrainingLoader(_PreparedLoader):
         make: Callable[[], ExactLoader],
         device: torch.device | None,
     ) -> None:
-        super().__init__(source)
+        super().__init__(source, device)
         self._order = order
         self._make = make
-        self._device = device
         self._loader: ExactLoader | None = None
         self.total_batch_size = order.global_batch
 
@@ -109,7 +112,7 @@ class TrainingLoader(_PreparedLoader):
                     loader.sync_gradients and (loader.step + 1) % len(self) == 0
                 )
                 self.num_counted = 0 if loader.is_padding else None
-                yield batch if self._device is None else send_to_device(batch, self._device)
+                yield self._placed(batch)
         finally:
             # Outside of a training loop, prepared optimizers act at each call, as Accelerate's do.
             state._set_sync_gradients(True)
@@ -127,12 +130,9 @@ class EvaluationLoader(_PreparedLoader):
     """
 
     def __init__(self, source: LoaderSource, world: World, device: torch.device | None) -> None:
-        super().__init__(source)
-        if source.batch_size is None:
-            raise ConfigError("a DataLoader has no batch_size", fix="Set batch_size.")
+        super().__init__(source, device)
         self._source = source
         self._world = world
-        self._device = device
         num_samples = len(source.samples)
         if source.drop_last:
             num_samples -= num_samples % source.batch_size
@@ -153,7 +153,7 @@ class EvaluationLoader(_PreparedLoader):
             for number, (_, indices, batch) in zip(mine, read, strict=True):
                 self.end_of_dataloader = number == mine[-1]
                 self.num_counted = len(indices) if number < len(self._batches) else 0
-                yield batch if self._device is None else send_to_device(batch, self._device)
+                yield self._placed(batch)
         finally:
             self.gradient_state._remove_dataloader(self)
 

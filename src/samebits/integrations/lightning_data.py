@@ -151,8 +151,6 @@ class EvaluationBatches:
     """
 
     def __init__(self, source: LoaderSource, world: World, seed: int, steps: "EvalSteps") -> None:
-        if source.batch_size is None:
-            raise ConfigError("the DataLoader has no batch_size", fix="Set batch_size.")
         self._source = source
         self._world = world
         self._steps = steps
@@ -178,7 +176,7 @@ class EvaluationBatches:
         steps, ahead = tee(self._order.steps(Alone(), start=first, stop=stop))
         loader = self._source.open(
             lambda: requests_of(ahead),
-            torch.device("cpu"),  # Lightning moves batches, after its own hooks
+            CPU,  # Lightning moves batches, after its own hooks
             num_ranks_here=self._world.num_ranks_here,
         )
         try:

@@ -6,6 +6,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 import torch
@@ -87,9 +88,7 @@ class MetricStates:
                     self._before.setdefault(name, (state, count))
                     self._states.append((name, index, _state(metric), metric._update_count))
                 else:
-                    _set(metric, state)
-                    metric._update_count = count
-                    metric._computed = computed
+                    _set(metric, state, count, computed)
 
     def merge(self) -> None:
         """Merge the states of all ranks. Called on all ranks."""
@@ -97,23 +96,20 @@ class MetricStates:
         before = self._before
         self._states = []
         self._before = {}
-        by_name: dict[str, list[tuple[int, State, int]]] = {}
-        for own in collectives.all_gather_object(self._world, states):
-            for name, index, state, count in own:
-                by_name.setdefault(name, []).append((index, state, count))
+        by_name: dict[str, list[tuple[State, int]]] = {}
+        every = chain.from_iterable(collectives.all_gather_object(self._world, states))
+        # In the order of the batches, since a reduction may depend on it.
+        for name, _, state, count in sorted(every, key=lambda item: item[1]):
+            by_name.setdefault(name, []).append((state, count))
         for name, found in by_name.items():
             metric = self._metrics[name]
             first, num_before = before.get(name, (_state(metric), metric._update_count))
-            # In the order of the batches, since a reduction may depend on it.
-            found.sort(key=lambda item: item[0])
-            parts = [first] * bool(num_before) + [state for _, state, _ in found]
-            _set(
-                metric,
-                {attribute: _joined(metric, attribute, parts) for attribute in metric._defaults},
-            )
+            parts = [first] * bool(num_before) + [state for state, _ in found]
+            merged = {
+                attribute: _joined(metric, attribute, parts) for attribute in metric._defaults
+            }
             # The cached result is that of one batch, and does not belong to the merged state.
-            metric._update_count = num_before + sum(count for *_, count in found)
-            metric._computed = None
+            _set(metric, merged, num_before + sum(count for _, count in found), None)
             # The states are those of all ranks already.
             metric.sync_on_compute = metric._to_sync = False
 
@@ -127,9 +123,7 @@ def metrics_kept(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         for metric, (state, count, computed) in zip(metrics, states, strict=True):
-            _set(metric, state)
-            metric._update_count = count
-            metric._computed = computed
+            _set(metric, state, count, computed)
 
 
 def _state(metric: Metric) -> State:
@@ -140,9 +134,12 @@ def _state(metric: Metric) -> State:
     }
 
 
-def _set(metric: Metric, state: State) -> None:
+def _set(metric: Metric, state: State, num_updates: int, result: Any) -> None:
+    """Set a metric's state, its number of updates and its cached result."""
     for name, value in state.items():
         setattr(metric, name, value)
+    metric._update_count = num_updates
+    metric._computed = result
 
 
 def _joined(metric: Metric, name: str, parts: list[State]) -> Any:
@@ -171,6 +168,7 @@ def _joined(metric: Metric, name: str, parts: list[State]) -> Any:
 _ResultCollection: Any = find("trainer.connectors.logger_connector.result", "_ResultCollection")
 _Sync = find("trainer.connectors.logger_connector.result", "_Sync")
 
+Logged = tuple[int, float, int]  # batch, value and number of samples
 # Arguments of `self.log` that all ranks need to know; the others are about sums over ranks.
 OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "add_dataloader_idx", "metric_attribute")
 
@@ -183,7 +181,7 @@ class _Entry:
     #: Batch, value () and number of samples of each call on this rank. Empty for a torchmetrics metric.
     items: list[tuple[int, Tensor, int]] = field(default_factory=list)
 
-    def message(self) -> tuple[dict[str, Any], list[tuple[int, float, int]]]:
+    def message(self) -> tuple[dict[str, Any], list[Logged]]:
         """Return the entry as plain values."""
         # One transfer for all values: on a GPU each read waits for the device.
         values = torch.stack([value for _, value, _ in self.items]).tolist() if self.items else []
@@ -251,7 +249,7 @@ class ExactResults(_ResultCollection):
             self._states.merge()
         entries = self._entries
         self._entries = {}
-        merged: dict[tuple[str, str], tuple[dict[str, Any], list[tuple[int, float, int]]]] = {}
+        merged: dict[tuple[str, str], tuple[dict[str, Any], list[Logged]]] = {}
         messages = [(fx, name, *entry.message()) for (fx, name), entry in entries.items()]
         for own in collectives.all_gather_object(self._world, messages):
             for fx, name, options, items in own:
@@ -295,7 +293,7 @@ class ExactResults(_ResultCollection):
         return int(super()._extract_batch_size(value, batch_size or self.num_samples, meta))
 
 
-def _merged(items: list[tuple[int, float, int]], reduce_fx: str) -> tuple[float, int]:
+def _merged(items: list[Logged], reduce_fx: str) -> tuple[float, int]:
     """Merge (batch, value, number of samples) in the order of the batches, in float64; return value and total."""
     items = sorted(items, key=lambda item: item[0])  # stable: a batch may log several values
     values = [value for _, value, _ in items]

@@ -133,6 +133,7 @@ class ExactTrainerMixin(_Base):
     """
 
     accelerator: Any
+    _sampler: MicroBatchSampler
     _planned: Iterator[Step]
     _step: Step
 
@@ -142,7 +143,6 @@ class ExactTrainerMixin(_Base):
         self._global_batch = global_batch
         self._hang_timeout_s = hang_timeout_s
         self._loop: ExactLoop | None = None
-        self._sampler: MicroBatchSampler | None = None
         self._fetched: deque[tuple[Step, MicroBatch]] = deque()
         self._micro_batch: MicroBatch | None = None
         self._first_inputs: Any = None  # of a step whose first micro-batch is repeated
@@ -183,7 +183,6 @@ class ExactTrainerMixin(_Base):
 
     def set_initial_training_values(self, args: TrainingArguments, dataloader: Any) -> Any:
         """Count steps, of which each accumulates as many batches as this rank has micro-batches."""
-        assert self._sampler is not None
         args.gradient_accumulation_steps = self._sampler.num_rounds
         return super().set_initial_training_values(args, dataloader)
 
@@ -212,7 +211,6 @@ class ExactTrainerMixin(_Base):
         trial: Any,
     ) -> Any:
         if checkpoint is not None and os.path.isfile(os.path.join(checkpoint, _STATE)):
-            assert self._sampler is not None
             fix = "Use its global_batch, per_device_train_batch_size, seed and data, or train without resuming."
             there = read_position(Path(checkpoint))
             check_content(
@@ -237,7 +235,6 @@ class ExactTrainerMixin(_Base):
         return super().get_batch_samples(self._untagged(epoch_iterator), num_batches, device)
 
     def _untagged(self, tagged: Iterator[Any]) -> Iterator[Any]:
-        assert self._sampler is not None
         for position, batch in tagged:
             self._fetched.append(self._sampler.find(position))
             yield batch
@@ -365,7 +362,6 @@ class ExactTrainerMixin(_Base):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         if self.args.should_save:
-            assert self._sampler is not None
             folder = (
                 Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
             )

@@ -94,8 +94,8 @@ def exact(
         "num_threads": num_threads,
     }
     check_split(order, world)
-    for each in per_step:
-        check_schedule(each, len(data), order.steps_per_epoch)
+    for follower in per_step:
+        check_schedule(follower, len(data), order.steps_per_epoch)
     check_same_script(world, settings)
     check_same_data(world, source, seed)
     if world.is_main:
@@ -104,25 +104,16 @@ def exact(
     check_same_order(world, loop)
     if loop.observer is not None:
         loop.observer.settings = settings
-    _attach(loop, modules, optimizers, per_step)
-    watch(world, hang_timeout_s)
-    loader = ExactLoader(source, order, loop, world, source.num_workers)
-    watch_end(loader)
-    return model, optimizer, loader
-
-
-def _attach(
-    loop: ExactLoop,
-    modules: Sequence[nn.Module],
-    optimizers: Sequence[Optimizer],
-    per_step: Sequence[Any],
-) -> None:
     for number, each in enumerate(optimizers):
         attach(each, loop, number)
     for module in modules:
         attach_module(module, loop)
     for follower in per_step:
         follow(follower, loop)
+    watch(world, hang_timeout_s)
+    loader = ExactLoader(source, order, loop, world, source.num_workers)
+    watch_end(loader)
+    return model, optimizer, loader
 
 
 def order_of(source: LoaderSource, global_batch: int, micro_batch: int | None, seed: int) -> Order:

@@ -11,7 +11,7 @@ the step's samples that its micro-batch has, and enters the tree of `parallel/tr
 """
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ from samebits.own_loop.guard import fault
 from samebits.own_loop.state_sum import BufferSum
 from samebits.parallel.bucket import Bucket, is_dense
 from samebits.parallel.reduce import JOINED_BYTES, BucketSum, bucket_bytes, group
+
+Settings = list[dict[str, Any]]  # of each parameter group, by name
 
 
 class GradientSum(BucketSum):
@@ -170,9 +172,9 @@ class Trained:
         self.is_closed = self.is_pending = self.is_followed = self.lacks_gradients = False
         self.num_calls = 0
         self.buffers: BufferSum | None = None
-        self.settings: list[dict[str, Any]] = []
-        self.set_at_step: list[dict[str, Any]] = []
-        self.set_first: list[dict[str, Any]] = []
+        self.settings: Settings = []
+        self.set_at_step: Settings = []
+        self.set_first: Settings = []
         self._sums: dict[int, GradientSum] = {}  # by round
         self._active: dict[int, bool] = {}  # rounds of this step -> whether they are reduced
         self._touched: set[int] = set()  # rounds with a gradient in the current micro-batch
@@ -215,7 +217,7 @@ class Trained:
         """Return the optimizer's parameters, also those that do not require a gradient now."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
-    def read_settings(self) -> list[dict[str, Any]]:
+    def read_settings(self) -> Settings:
         """Return each group's settings that are plain values, such as the learning rate."""
         return [
             {name: value for name, value in group.items() if isinstance(value, int | float | tuple)}
@@ -449,11 +451,6 @@ class Trained:
             strays = [each for each in every if each.grad is not None and each not in known]
             if strays:
                 raise fault("unfrozen", shape=tuple(strays[0].shape), step=step.number)
-
-    def check_whole(self, named: Collection[nn.Parameter]) -> None:
-        """Check that a loop drops the gradients of all parameters, by those `named`."""
-        if not set(self.parameters) <= set(named):
-            raise fault("part")
 
     def norms(self) -> list[Tensor]:
         """Return the 2-norm of each round's gradient over all ranks, 0-d tensors."""

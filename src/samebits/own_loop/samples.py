@@ -127,7 +127,10 @@ def source_of(data: Any) -> LoaderSource:
             fix="Give DataLoader(dataset, batch_size=..., shuffle=True).",
         )
     check_map_style(data.dataset)
-    samples = CollatedSamples(data.dataset, data.collate_fn, _chosen_by(data))
+    sampler = _sampler_of(data)
+    # That of a subset that is shuffled.
+    chosen = sampler.indices if type(sampler) is SubsetRandomSampler else None
+    samples = CollatedSamples(data.dataset, data.collate_fn, chosen)
     if len(samples) == 0:
         raise ConfigError("the dataset is empty", fix="Give it at least one sample.")
     context = data.multiprocessing_context
@@ -145,7 +148,7 @@ def source_of(data: Any) -> LoaderSource:
             cause="Its dataset returns whole batches, which cannot be cut into micro-batches of samples.",
             fix="Give DataLoader(dataset, batch_size=...) a dataset whose __getitem__ returns one sample.",
         )
-    is_shuffled, sampler = order_of_sampler(data)
+    is_shuffled, distributed = order_of_sampler(data)
     batches = data.batch_sampler if isinstance(data.batch_sampler, BatchSampler) else data
     return LoaderSource(
         samples,
@@ -157,7 +160,7 @@ def source_of(data: Any) -> LoaderSource:
         data.prefetch_factor or 2,
         data.worker_init_fn,
         data.timeout or None,
-        sampler,
+        distributed,
     )
 
 
@@ -190,12 +193,6 @@ def warn_of_share(reader: Any) -> None:
 def _sampler_of(data: DataLoader[Any]) -> Sampler[Any] | None:
     # With a batch sampler of its own, a DataLoader's `sampler` is a default that it does not use.
     return getattr(data if data.batch_sampler is None else data.batch_sampler, "sampler", None)
-
-
-def _chosen_by(data: DataLoader[Any]) -> Sequence[int] | None:
-    """Return the indices of a SubsetRandomSampler: it is a subset that is shuffled."""
-    sampler = _sampler_of(data)
-    return sampler.indices if type(sampler) is SubsetRandomSampler else None
 
 
 def order_of_sampler(data: DataLoader[Any]) -> tuple[bool, DistributedSampler[Any] | None]:

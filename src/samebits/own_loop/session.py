@@ -22,6 +22,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -63,8 +64,8 @@ class LoopObserver(Protocol):
     def batch(self, micro_batch: MicroBatch, inputs: Any) -> None:
         """Note a micro-batch of this rank, before its forward pass."""
 
-    def step(self, state: dict[str, Tensor]) -> None:
-        """Note all that a step has changed: tensors of any shape by name."""
+    def step(self) -> None:
+        """Note what a step has changed."""
 
 
 #: Makes the observer of a loop, given its modules and optimizers. `samebits check` and `gate` set it in the process
@@ -386,8 +387,12 @@ class ExactLoop:
         for number, trained in enumerate(self._trained):
             if named.isdisjoint(trained.parameters):
                 continue
-            if self.is_inside and trained.has_gradients:
-                trained.check_whole(named)
+            if (
+                self.is_inside
+                and trained.has_gradients
+                and not named.issuperset(trained.parameters)
+            ):
+                raise fault("part")
             if not self.is_inside or trained.has_gradients:
                 self.on_zero_grad(number)
 
@@ -417,32 +422,26 @@ class ExactLoop:
                     # Before the node that adds to `grad`, not before the tensor: torch.autograd.grad() adds nothing.
                     # torch itself keeps the node, and so its hook, only as long as a graph has it.
                     self._nodes.append(get_gradient_edge(parameter).node)
-                    self._nodes[-1].register_prehook(self._forget(parameter))
-                    parameter.register_post_accumulate_grad_hook(self._hook(trained))
+                    self._nodes[-1].register_prehook(partial(self._forget, parameter))
+                    parameter.register_post_accumulate_grad_hook(partial(self._take, trained))
 
-    def _forget(self, parameter: nn.Parameter) -> Callable[[Sequence[Tensor]], None]:
-        def forget(_: Sequence[Tensor]) -> None:
-            if self._current is not None:
-                # A second backward pass would otherwise add to the sum of the first one.
-                parameter.grad = None
+    def _forget(self, parameter: nn.Parameter, _: Sequence[Tensor]) -> None:
+        if self._current is not None:
+            # A second backward pass would otherwise add to the sum of the first one.
+            parameter.grad = None
 
-        return forget
-
-    def _hook(self, trained: Trained) -> Callable[[Tensor], None]:
-        def take(parameter: Tensor) -> None:
-            if self._current is None:
-                return  # a backward pass outside of the loop
-            if parameter.grad is not None and parameter.grad.requires_grad:
-                raise fault("graph", step=self.step)
-            if not self._is_backward:
-                self._is_backward = True
-                # as in torch's FSDP
-                torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)
-            self.repeat.take(parameter, self._round)
-            self._idle.take(parameter.grad)
-            trained.take(parameter, self._round, self._current, is_last=self.is_last)
-
-        return take
+    def _take(self, trained: Trained, parameter: Tensor) -> None:
+        if self._current is None:
+            return  # a backward pass outside of the loop
+        if parameter.grad is not None and parameter.grad.requires_grad:
+            raise fault("graph", step=self.step)
+        if not self._is_backward:
+            self._is_backward = True
+            # as in torch's FSDP
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)
+        self.repeat.take(parameter, self._round)
+        self._idle.take(parameter.grad)
+        trained.take(parameter, self._round, self._current, is_last=self.is_last)
 
     def _end_backward(self) -> None:
         """End a backward pass: torch calls it after the last hook."""
@@ -544,7 +543,7 @@ class ExactLoop:
             work()
         self._after = []
         if self.observer is not None:
-            self.observer.step(self.state())
+            self.observer.step()
         self._world.activity.enter("the loop's code after the update")
 
 

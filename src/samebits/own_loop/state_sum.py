@@ -53,9 +53,7 @@ class BufferSum:
         """Take the change by the forward passes before a backward pass; none of a micro-batch with weight 0."""
         if not self._length:
             return
-        while turn >= self._num_used:
-            self._begin_turn()
-        self._enter(self._buckets[turn], micro_batch, self._buffers.change())
+        self._enter(self._bucket(turn), micro_batch, self._buffers.change())
 
     def end(self, micro_batch: MicroBatch) -> None:
         """End a micro-batch: backward passes that it did not have count as zero, and the buffers are reset."""
@@ -78,9 +76,7 @@ class BufferSum:
         """
         if not self._length or self._world.size == 1 or 4 * self._length > JOINED_BYTES:
             return None
-        while turn >= self._num_used:
-            self._begin_turn()
-        bucket = self._buckets[turn]
+        bucket = self._bucket(turn)
         # It has not entered this micro-batch yet: a pass may have changed no buffer.
         if bucket.next_leaf <= micro_batch.index:
             self._enter(bucket, micro_batch, None)
@@ -122,15 +118,18 @@ class BufferSum:
             _warn_of_changes()
             self._buffers.reset()
 
-    def _begin_turn(self) -> None:
+    def _bucket(self, turn: int) -> Bucket:
+        """Return the bucket of a backward pass, which may be the step's first one to have it."""
         assert self._step is not None
-        if self._num_used == len(self._buckets):
-            self._buckets.append(Bucket([], self._length, self._world.size, self._world.device))
-        bucket = self._buckets[self._num_used]
-        self._num_used += 1
-        bucket.start_step(self._step.leaves[self._world.rank])
-        for micro_batch in self._done:
-            self._enter(bucket, micro_batch, None)
+        while turn >= self._num_used:
+            if self._num_used == len(self._buckets):
+                self._buckets.append(Bucket([], self._length, self._world.size, self._world.device))
+            bucket = self._buckets[self._num_used]
+            self._num_used += 1
+            bucket.start_step(self._step.leaves[self._world.rank])
+            for micro_batch in self._done:
+                self._enter(bucket, micro_batch, None)
+        return self._buckets[turn]
 
     def _fill(self, micro_batch: MicroBatch) -> None:
         for bucket in self._buckets[: self._num_used]:

@@ -5,6 +5,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,7 +48,6 @@ class WeightGuard:
         self._versions: list[int] = []
         self._values: list[Tensor] = []
         self.micro_batch: MicroBatch | None = None
-        self._has_warned = False
         _GUARDS.add(self)
         # Weak, so that the optimizer of a single body can be freed.
         self._others: weakref.WeakKeyDictionary[Optimizer, object] = weakref.WeakKeyDictionary()
@@ -147,28 +147,23 @@ class WeightGuard:
         Theirs would be of one micro-batch on one rank, and clipping would count them. `warns`: report that to the user,
         once.
         """
-        parameters: Iterable[tuple[str, nn.Parameter]] = (
-            each
-            for module in self._modules
-            for each in module.named_parameters()
-            if each[1].requires_grad
-        )
-        for name, parameter in parameters:
-            if self._has_owner(parameter):
-                continue
+        self._has_warned = not warns
+        for module in self._modules:
+            for name, parameter in module.named_parameters():
+                if parameter.requires_grad and not self._has_owner(parameter):
+                    parameter.register_post_accumulate_grad_hook(partial(self._drop, name))
 
-            def drop(given: Tensor, name: str = name) -> None:
-                if not self._has_owner(given):  # type: ignore[arg-type]  # a parameter
-                    given.grad = None
-                    if warns and not self._has_warned:
-                        warnings.warn(
-                            f"{name} requires a gradient, and no optimizer has it: its gradient is dropped, so "
-                            "clipping does not count it. Set requires_grad_(False), or give it to an optimizer.",
-                            stacklevel=2,
-                        )
-                    self._has_warned = True
-
-            parameter.register_post_accumulate_grad_hook(drop)
+    def _drop(self, name: str, given: Any) -> None:
+        if self._has_owner(given):
+            return
+        given.grad = None
+        if not self._has_warned:
+            warnings.warn(
+                f"{name} requires a gradient, and no optimizer has it: its gradient is dropped, so "
+                "clipping does not count it. Set requires_grad_(False), or give it to an optimizer.",
+                stacklevel=2,
+            )
+        self._has_warned = True
 
 
 def _on_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:

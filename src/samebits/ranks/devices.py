@@ -34,6 +34,28 @@ PATIENCE_S = 60.0
 SHORT_OF_MEMORY = 0.2
 
 
+def replaces(owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
+    """Decorate what replaces functions of torch, and gets the plain one as its first argument."""
+
+    def decorate(function: Callable[..., Any]) -> None:
+        for name in names:
+            plain = getattr(owner, name)
+
+            def replaced(*args: Any, plain: Any = plain, **kwargs: Any) -> Any:
+                return function(plain, *args, **kwargs)
+
+            new = wraps(plain)(replaced)
+            setattr(owner, name, new)
+            # Modules of torch have imported some of them by name, such as that of device meshes.
+            for module in [
+                each for key, each in sys.modules.items() if key.startswith("torch.distributed")
+            ]:
+                if vars(module).get(name) is plain:
+                    setattr(module, name, new)
+
+    return decorate
+
+
 def deal(rank: int, num_ranks: int, gpus: Sequence[str]) -> str:
     """Return the GPU of a rank among the ranks of a machine: neighbors share one."""
     return gpus[rank * len(gpus) // num_ranks]
@@ -121,17 +143,14 @@ def use_cpu_as_gpu(rank: int, num_ranks: int) -> None:
     for module in (torch.cuda, torch.accelerator):
         for name in values.keys() & vars(module):
             setattr(module, name, _gives(values[name]))
-    torch.load = _with_mapped_location(torch.load, CPU)
+    _map_locations(CPU)
     # Its thread would ask for a GPU.
     DataLoader.pin_memory = property(_gives(False), _gives(None))  # type: ignore[assignment]
-    plain = DistributedDataParallel.__init__
 
-    @wraps(plain)
-    def wrap(self: Any, module: Any, *_: Any, **kwargs: Any) -> None:
+    @replaces(DistributedDataParallel, "__init__")
+    def wrap(plain: Any, wrapper: Any, module: Any, *_: Any, **kwargs: Any) -> None:
         # Without the numbers of GPUs, which a module on a CPU does not have.
-        plain(self, module, **{**kwargs, "device_ids": None, "output_device": None})
-
-    DistributedDataParallel.__init__ = wrap  # type: ignore[method-assign]
+        plain(wrapper, module, **{**kwargs, "device_ids": None, "output_device": None})
 
 
 def use_dealt_device(num_ranks: int) -> None:
@@ -150,7 +169,7 @@ def use_dealt_device(num_ranks: int) -> None:
     for module in [each for name, each in sys.modules.items() if name.startswith("torch.")]:
         if getattr(module, "_get_device_index", None) is not None:
             module._get_device_index = index  # type: ignore[attr-defined]
-    torch.load = _with_mapped_location(torch.load)
+    _map_locations(ONE_GPU)
 
 
 def _with_mapped_device(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,16 +179,14 @@ def _with_mapped_device(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _with_mapped_location(plain: Callable[..., Any], place: str = ONE_GPU) -> Callable[..., Any]:
-    @wraps(plain)
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+def _map_locations(place: str) -> None:
+    @replaces(torch, "load")
+    def load(plain: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if isinstance(map_location, dict):
             map_location = {
                 mapped(old, place): mapped(new, place) for old, new in map_location.items()
             }
         return plain(f, mapped(map_location, place), *args, **kwargs)
-
-    return load
 
 
 class Baton:

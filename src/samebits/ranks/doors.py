@@ -10,7 +10,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
-from functools import wraps
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from samebits import scratch
 from samebits.errors import ConfigError
 from samebits.ranks import sync_batch_norm
-from samebits.ranks.devices import Baton
+from samebits.ranks.devices import Baton, replaces
 from samebits.ranks.group import BACKEND, make_known
 
 # Random numbers of a rank: they depend on the seed, the rank and the epoch, never on where the rank runs.
@@ -57,8 +57,8 @@ class Generators:
         self.epoch: int | None = None
         self._bases: dict[str, object] = {"torch": base, "numpy": base, "python": base}
         # In the modules: scripts that seed a generator of their own are not concerned.
-        self._seed_numpy = _noted(np.random, "seed", self._note("numpy"))
-        self._seed_python = _noted(random, "seed", self._note("python"))
+        self._seed_numpy = _noted(np.random, partial(self._bases.__setitem__, "numpy"))
+        self._seed_python = _noted(random, partial(self._bases.__setitem__, "python"))
         np.random.default_rng = self._default_rng(np.random.default_rng)
         self._torch_key = base
         torch.manual_seed(base)
@@ -75,12 +75,6 @@ class Generators:
         self._seed_numpy(key_of(self._bases["numpy"], epoch))
         self._seed_python(key_of(self._bases["python"], epoch))
 
-    def _note(self, name: str) -> Callable[[object], None]:
-        def note(seed: object) -> None:
-            self._bases[name] = seed
-
-        return note
-
     def _default_rng(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         """Seed numpy's new generators, which would draw a seed from the system, as libraries of augmentations do."""
         count = 0
@@ -96,42 +90,20 @@ class Generators:
         return default_rng
 
 
-def _noted(module: Any, name: str, note: Callable[[object], None]) -> Callable[..., None]:
+def _noted(module: Any, note: Callable[[object], None]) -> Callable[..., None]:
     """Let a module's seeding function note what it is given; return the plain one."""
-    plain: Callable[..., None] = getattr(module, name)
+    plain: Callable[..., None] = module.seed
 
     def seed(value: Any = None, *args: Any, **kwargs: Any) -> None:
         plain(value, *args, **kwargs)
         note(value if value is None or isinstance(value, int | str | bytes) else repr(value))
 
-    setattr(module, name, seed)
+    module.seed = seed
     return plain
 
 
 _CORE = f"{Path(__file__).parents[1]}/"
 _WHOLE_GRADIENT_MB = 1 << 20  # more than a model has
-
-
-def replaces(owner: Any, *names: str) -> Callable[[Callable[..., Any]], None]:
-    """Decorate what replaces functions of torch, and gets the plain one as its first argument."""
-
-    def decorate(function: Callable[..., Any]) -> None:
-        for name in names:
-            plain = getattr(owner, name)
-
-            def replaced(*args: Any, plain: Any = plain, **kwargs: Any) -> Any:
-                return function(plain, *args, **kwargs)
-
-            new = wraps(plain)(replaced)
-            setattr(owner, name, new)
-            # Modules of torch have imported some of them by name, such as that of device meshes.
-            for module in [
-                each for key, each in sys.modules.items() if key.startswith("torch.distributed")
-            ]:
-                if vars(module).get(name) is plain:
-                    setattr(module, name, new)
-
-    return decorate
 
 
 class Doors:

@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in (*numbers, *texts):
         other = name.replace("-", "_").replace("__", "--")
         parser.add_argument(name, other, type=int if name in numbers else str)
-    parser.set_defaults(log_dir="", local_ranks_filter="")
+    parser.set_defaults(log_dir="", local_ranks_filter="", seed=0, max_restarts=0)
     parser.add_argument("-t", "--tee", default="")
     for names in (
         ("-m", "--module"),
@@ -83,7 +83,7 @@ def start(arguments: Sequence[str], report: Callable[[str], None]) -> int:
     nnodes = given.nnodes or (len(given.ranks.split(",")) if given.ranks else 1)
     shares = _shares(given, nnodes)
     here = shares[given.node_rank or 0]
-    if (given.seed or 0) < 0 or (given.max_restarts or 0) < 0:
+    if given.seed < 0 or given.max_restarts < 0:
         raise ConfigError("--seed or --max-restarts is less than 0", fix="Give 0 or more.")
     text = ""
     if not given.module:
@@ -101,14 +101,14 @@ def start(arguments: Sequence[str], report: Callable[[str], None]) -> int:
         Path(given.log_dir).mkdir(parents=True, exist_ok=True)
     with scratch.scratch_folder(Path(tempfile.gettempdir())) as folder:
         script = Script(
-            given.script, given.arguments, given.module, given.seed or 0, _shown(given), given.log_dir,
+            given.script, given.arguments, given.module, given.seed, _shown(given), given.log_dir,
             () if given.cuda_on_cpu else tuple(visible_gpus()), str(folder), given.dry_run, given.trace,
             given.cuda_on_cpu,
         )  # fmt: skip
         nodes = _rendezvous(given, nnodes, sum(shares)) if nnodes > 1 else None
         if not given.node_rank:
             report(start_line(sum(shares), here, script.gpus, nnodes))
-        code = _run(script, here, given.max_restarts or 0, nodes)
+        code = _run(script, here, given.max_restarts, nodes)
         if code != NO_GROUP:
             return code
         report(
@@ -117,7 +117,7 @@ def start(arguments: Sequence[str], report: Callable[[str], None]) -> int:
         )
         if not (folder / FIRST).exists():
             return 0  # on the machine of rank 0
-        return _run(script, 1, given.max_restarts or 0, None)
+        return _run(script, 1, given.max_restarts, None)
 
 
 def _run(
@@ -239,7 +239,7 @@ def _rendezvous(given: argparse.Namespace, nnodes: int, num_ranks: int) -> Rende
         has_own_id=True,
         shared={
             "ranks": str(num_ranks),
-            "seed": str(given.seed or 0),
+            "seed": str(given.seed),
             "script": Path(given.script).name,
         },
     )

@@ -32,7 +32,7 @@ def forward(module: nn.SyncBatchNorm, x: Tensor) -> Tensor:
     normalized: Tensor = _Normalize.apply(x, *sums, module.eps, group)
     if module.weight is None:
         return normalized
-    shape = (1, -1, *[1] * (x.dim() - 2))
+    shape = _by_channel(x)
     return torch.addcmul(module.bias.view(shape), normalized, module.weight.view(shape)).to(x.dtype)
 
 
@@ -46,6 +46,11 @@ def is_synced(module: nn.SyncBatchNorm, x: Tensor) -> bool:
 
 def _dims(x: Tensor) -> list[int]:
     return [each for each in range(x.dim()) if each != 1]
+
+
+def _by_channel(x: Tensor) -> tuple[int, ...]:
+    """Return the shape in which values of channels are those of a tensor of shape (N, C, ...)."""
+    return 1, -1, *[1] * (x.dim() - 2)
 
 
 def _over_ranks(values: Tensor, group: Any) -> Tensor:
@@ -63,7 +68,7 @@ def _statistics(x: Tensor, group: Any) -> tuple[Tensor, Tensor, Tensor]:
     count = float(x.numel() // max(x.shape[1], 1))
     own_sum = wide.sum(dims)
     own_mean = own_sum / max(count, 1.0)
-    own_squares = (wide - own_mean.view(1, -1, *[1] * (x.dim() - 2))).square().sum(dims)
+    own_squares = (wide - own_mean.view(_by_channel(x))).square().sum(dims)
     every = _over_ranks(torch.cat([own_sum, own_squares, own_sum.new_tensor([count])]), group)
     sums = every[:, : x.shape[1]]
     squares = every[:, x.shape[1] : -1]
@@ -81,7 +86,7 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, mean: Tensor, variance: Tensor, count: Tensor, eps: float, group: Any
     ) -> Tensor:
-        shape = (1, -1, *[1] * (x.dim() - 2))
+        shape = _by_channel(x)
         scale = (variance + eps).rsqrt().view(shape)
         normalized = ((x.double() - mean.view(shape)) * scale).to(
             torch.promote_types(x.dtype, torch.float32)

@@ -1,7 +1,7 @@
 """What a script trains, as its optimizers show it: the modules, and their weights at the end."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -78,16 +78,14 @@ def modules_of(optimizer: Optimizer) -> list[nn.Module]:
         own = [numbers[id(each)] for each in module.parameters() if id(each) in numbers]
         if own:
             found[id(module)] = min(own), module
-    inner = {id(each) for _, module in found.values() for each in _inside(module)}
+    inner = {
+        id(each) for _, module in found.values() for each in module.modules() if each is not module
+    }
     return [
         module
         for _, module in sorted(found.values(), key=lambda each: each[0])
         if id(module) not in inner
     ]
-
-
-def _inside(module: nn.Module) -> Iterator[nn.Module]:
-    return (each for each in module.modules() if each is not module)
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

@@ -6,7 +6,6 @@
 A script has no place where its micro-batches begin: one begins with the first call of a module after a backward pass.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 from torch.utils.data import dataloader
 
-from samebits.ranks.doors import replaces
+from samebits.ranks.devices import replaces
 from samebits.ranks.trained import modules_of
 from samebits.replay.script_trial import ScriptTrial
 from samebits.replay.trace import digest
@@ -31,9 +30,7 @@ class RankTrial:
 
     def __init__(self, trace: str, rank: int, num_ranks: int, device: torch.device) -> None:
         folder, num_steps, purpose = trace.rsplit(":", 2)
-        self._trial = ScriptTrial(
-            Path(folder), int(num_steps), rank, device, is_traced=purpose == "gate"
-        )
+        self._trial = ScriptTrial(folder, num_steps, purpose, rank, device)
         self._rank = self._index = rank
         self._num_ranks = num_ranks
         self._samples: dict[str, str] = {}
@@ -74,7 +71,7 @@ class RankTrial:
         """
         self._index = self._rank
         self._is_open = False
-        self._trial.step({})
+        self._trial.step()
 
     def _begin(self, *_: Any) -> None:
         if self._is_open or not torch.is_grad_enabled():

@@ -29,6 +29,8 @@ from samebits.report.format import counted
 REFERENCE = Trial("1 process")
 OTHER_HASH = Trial("a process with another PYTHONHASHSEED", is_other_hash=True)
 
+Progress = Callable[[str, int, int], None]  # called with (activity, done, total)
+
 
 @dataclass(frozen=True)
 class Report:
@@ -48,9 +50,7 @@ class Report:
         }
 
 
-def check(
-    source: str, overrides: list[str], config: RunConfig, progress: Callable[[str, int, int], None]
-) -> Report:
+def check(source: str, overrides: list[str], config: RunConfig, progress: Progress) -> Report:
     """Check a recipe.
 
     Args:
@@ -119,8 +119,7 @@ def _outcome(trial: Trial, answers: list[Any], before: Sequence[Outcome]) -> Out
                 isinstance(answer["error"], LaunchError) and "lost" in str(answer["error"])
             ),
         )
-        line = first.get("line")
-        return Outcome(trial, None, first["error"], (line[0], line[1]) if line else None)
+        return Outcome(trial, None, first["error"], first["line"])
     trace, ranks = merge_ranks([Trace.from_plain(answer) for answer in answers])
     reference = before[0].record if before else None
     found = None if reference is None else first_difference(reference, trace)

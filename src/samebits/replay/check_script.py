@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -19,7 +18,7 @@ from samebits.bench.processes import reserve_port
 from samebits.cluster.signals import end_group
 from samebits.errors import ConfigError
 from samebits.portable.mode import LIST_OPERATIONS
-from samebits.replay.check import Report
+from samebits.replay.check import Progress, Report
 from samebits.replay.compare import SAMPLES, first_difference, merge_ranks
 from samebits.replay.judge import Finding, not_portable, num_portable
 from samebits.replay.trace import Trace
@@ -99,7 +98,7 @@ _NOTHING = Finding(
 def check_script(
     script: str,
     arguments: list[str],
-    progress: Callable[[str, int, int], None],
+    progress: Progress,
     num_ranks: int | None = None,
 ) -> Report:
     """Run the first steps of a script in several worlds, and compare them.
@@ -288,27 +287,31 @@ def _compare(one: ScriptOutcome, other: ScriptOutcome, world: ScriptWorld) -> Fi
 
 def _finding(what: str, world: ScriptWorld, *, is_data: bool) -> Finding:
     if world.shares:
-        kind = "the script depends on more than the number of ranks, the seed and itself"
-        cause = (
+        return Finding(
+            what,
+            "the script depends on more than the number of ranks, the seed and itself",
             "It uses the time, process ids, host names, a generator of its own that it does not seed, or a file "
-            "that an earlier start has left."
+            "that an earlier start has left.",
+            "Leave that out, or seed it.",
         )
-        fix = "Leave that out, or seed it."
-    elif world is _AGAIN:
-        kind = "another source of randomness"
-        cause = "Two runs on one process differ: something depends on time, on hashes, or has a generator of its own."
-        fix = "Use the global generators of torch, numpy and random, which are seeded for each micro-batch."
-    elif is_data:
-        kind = "samples depend on the process"
-        cause = "The dataset or collate_fn depends on the rank, the worker, or on samples that were read before."
-        fix = "Make __getitem__ a function of the index and of the global generators."
-    else:
-        kind = "the loop depends on the number of processes"
-        cause = (
-            "The body of the loop keeps or counts something from one micro-batch to the next, or uses the rank: "
-            "a step counter, a running value, a moving average or scheduler that is not in per_step."
+    if world is _AGAIN:
+        return Finding(
+            what,
+            "another source of randomness",
+            "Two runs on one process differ: something depends on time, on hashes, or has a generator of its own.",
+            "Use the global generators of torch, numpy and random, which are seeded for each micro-batch.",
         )
-        fix = (
-            "Give what acts once a step to exact(per_step=[...]), and use loader.step for counters."
+    if is_data:
+        return Finding(
+            what,
+            "samples depend on the process",
+            "The dataset or collate_fn depends on the rank, the worker, or on samples that were read before.",
+            "Make __getitem__ a function of the index and of the global generators.",
         )
-    return Finding(what, kind, cause, fix)
+    return Finding(
+        what,
+        "the loop depends on the number of processes",
+        "The body of the loop keeps or counts something from one micro-batch to the next, or uses the rank: "
+        "a step counter, a running value, a moving average or scheduler that is not in per_step.",
+        "Give what acts once a step to exact(per_step=[...]), and use loader.step for counters.",
+    )

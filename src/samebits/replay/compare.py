@@ -13,14 +13,23 @@ change a value that others use.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from samebits.bits import Element, first_element, number_text
+from samebits.bits import Element, element_at, first_element
 from samebits.provenance.record import NO_DIGEST, StepRecord
-from samebits.replay.trace import Call, MicroTrace, StepTrace, Trace, events, returned
+from samebits.replay.trace import (
+    Call,
+    Digests,
+    MicroTrace,
+    StepTrace,
+    Trace,
+    events,
+    in_order,
+    returned,
+)
 
 # What a step computes, in order; the first three by micro-batch.
 SAMPLES, FORWARD, LOSS, BACKWARD, SUMS, GRADIENTS, BUFFERS, WEIGHTS, OPTIMIZER, EVALUATION = (
@@ -35,6 +44,7 @@ INPUT = "input"
 OUTPUT = "output"
 ROOT = ""  # the name of the model itself among its modules
 MODEL = "(the model)"
+Tensors = Mapping[str, Tensor]  # of any shape, by name
 _STANDS_OUT = 4.0  # times as much as any other module
 
 
@@ -73,14 +83,8 @@ def merge_ranks(traces: Sequence[Trace]) -> tuple[Trace, TraceDifference | None]
         for other in every:
             found = found or _after(int(number), step, other)
         micro_batches = {index: each for one in every for index, each in one.micro_batches.items()}
-        steps[number] = replace(
-            step, micro_batches=dict(sorted(micro_batches.items(), key=_number))
-        )
+        steps[number] = replace(step, micro_batches=in_order(micro_batches))
     return replace(first, steps=steps), found
-
-
-def _number(item: tuple[str, object]) -> int:
-    return int(item[0])
 
 
 def first_difference(reference: Trace, other: Trace) -> TraceDifference | None:
@@ -137,7 +141,7 @@ def _after(number: int, reference: StepTrace, other: StepTrace) -> TraceDifferen
     return None
 
 
-def _in_order(stage: str, digests: Mapping[str, str]) -> Mapping[str, str]:
+def _in_order(stage: str, digests: Digests) -> Digests:
     # Gradients in the order of the backward pass: the last parameter first.
     return (
         dict(reversed(list(digests.items()))) if stage in (SUMS, GRADIENTS, BACKWARD) else digests
@@ -199,7 +203,7 @@ def _first_call(calls: Sequence[Call], parent: int | None, others: set[str]) -> 
     return None
 
 
-def unequal(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, str] | None:
+def unequal(a: Digests, b: Digests) -> tuple[str, str] | None:
     """Return the names of the first values that differ: by name, or by position where names differ."""
     if a.keys() == b.keys():
         name = next((name for name in a if a[name] != b[name]), None)
@@ -211,7 +215,7 @@ def unequal(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, str] | Non
     return next(iter(a), ""), next(iter(b), "")
 
 
-def differing(one: Mapping[str, str], other: Mapping[str, str]) -> str | None:
+def differing(one: Digests, other: Digests) -> str | None:
     """Return the name of the first value that differs, or that only one has."""
     return next((name for name in {**one, **other} if one.get(name) != other.get(name)), None)
 
@@ -260,6 +264,15 @@ def value_text(value: object) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
+def changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
+    """Return the values that differ, or that only one has, by name."""
+    return [
+        Change(name, *(value_text(each[name]) if name in each else "none" for each in (a, b)))
+        for name in dict.fromkeys([*a, *b])
+        if name not in a or name not in b or a[name] != b[name]
+    ]
+
+
 # Tensors by their bits.
 
 
@@ -268,7 +281,7 @@ def module_of(tensor: str) -> str:
     return tensor.rpartition(".")[0] or MODEL
 
 
-def first_tensor(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[str, Element] | None:
+def first_tensor(a: Tensors, b: Tensors) -> tuple[str, Element] | None:
     """Return the first of the tensors, of any shape, that differs, and its first element that does.
 
     Names may differ, if the order is the same.
@@ -289,9 +302,7 @@ def first_tensor(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> tuple[str,
     return name, Element("", kinds[0], kinds[1], is_value=False)
 
 
-def largest_difference(
-    a: Mapping[str, Tensor], b: Mapping[str, Tensor]
-) -> tuple[str, Element] | None:
+def largest_difference(a: Tensors, b: Tensors) -> tuple[str, Element] | None:
     """Return the tensor that differs most, relative to its largest value, and the element that differs most.
 
     Both have the same names, and tensors of the same shapes.
@@ -323,7 +334,4 @@ def largest_difference(
     rest = [other for each, (other, _) in scores.items() if module_of(each) != module_of(name)]
     if score <= _STANDS_OUT * max(rest, default=0.0):
         return None
-    index = (
-        tuple(int(axis) for axis in np.unravel_index(at, a[name].shape)) if a[name].dim() else ()
-    )
-    return name, Element(f"{list(index)}", number_text(a[name][index]), number_text(b[name][index]))
+    return name, element_at(at, a[name], b[name])

@@ -37,8 +37,7 @@ class Gradients(dict[str, Tensor]):
         """Return the 2-norm of each, the largest first."""
         norms = {name: float(gradient.double().norm()) for name, gradient in self.items()}
         # NaN compares with nothing.
-        order = sorted(norms, key=lambda name: (not math.isnan(norms[name]), -norms[name]))
-        return {name: norms[name] for name in order}
+        return dict(sorted(norms.items(), key=lambda each: (not math.isnan(each[1]), -each[1])))
 
 
 class DebugBatch:
@@ -88,13 +87,6 @@ def _joined(values: Sequence[Any]) -> Any:
     return list(values)
 
 
-class _Everything:
-    """The keys of all tensors that a session shows."""
-
-    def __contains__(self, key: object) -> bool:
-        return isinstance(key, tuple) and key[0] in (CALL, SUMMED)
-
-
 class Session:
     """A run at one of its steps.
 
@@ -139,7 +131,7 @@ class Session:
             records.append(side.step())
         before = side.snapshot()
         plan = side.plan()
-        record, trace = side.trace(_Everything())
+        record, trace = side.trace(lambda key: key[0] in (CALL, SUMMED))
         side.restore(before)
         self._number = number
         batches = [
@@ -304,9 +296,9 @@ def session(
     overrides: Sequence[str],
     report: Callable[[str], None],
     *,
-    step: int | None = None,
-    when: str = "",
-    sample: int | None = None,
+    step: int | None,
+    when: str,
+    sample: int | None,
 ) -> Iterator[Session]:
     """Open a run at a step; see `find_step`. Nothing is written into its folder.
 

@@ -1,6 +1,7 @@
 """What differs between two runs: their folders, the first step, and the place within it."""
 
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +15,7 @@ from samebits.provenance.record import StepRecord
 from samebits.replay.compare import Change
 from samebits.replay.folders import FolderDifference, compare_folders, read_run
 from samebits.replay.locate import (
-    FirstDifference,
+    Keys,
     Location,
     Sides,
     describe_initial,
@@ -24,7 +25,6 @@ from samebits.replay.locate import (
     locate,
 )
 from samebits.replay.stepper import ReplayedRun
-from samebits.replay.trace import Key
 from samebits.report.console import Console
 from samebits.storage.run_folder import check_run_path
 
@@ -40,24 +40,13 @@ from samebits.storage.run_folder import check_run_path
 # file was altered, or a run does not repeat its own record.
 
 
-Progress = Callable[[int, int], None]
-
-
-def search(
-    a: ReplayedRun, b: ReplayedRun, step: int, report: Progress = lambda done, total: None
-) -> Location | None:
+def search(sides: Sides, step: int, report: Callable[[int, int], None]) -> Location | None:
     """Find the first difference between two runs; None if runs and replays are equal up to that step.
 
     Args:
         step: The last step to replay: the first one whose records differ, or the last one before a checkpoint differs.
         report: Called after each step that both runs have replayed, with the number of steps done and to do.
     """
-    sides = (a, b)
-    found = _search(sides, step, report)
-    return None if found is None else replace(found, num_replays=a.num_replays + b.num_replays)
-
-
-def _search(sides: Sides, step: int, report: Progress) -> Location | None:
     a, b = sides
     if a.has_average != b.has_average:
         a.has_average = b.has_average = False  # the training itself may be equal
@@ -93,23 +82,17 @@ def _search(sides: Sides, step: int, report: Progress) -> Location | None:
 
 def _newest_equal(sides: Sides, common: Sequence[int]) -> int | None:
     """Return the newest of the common starts at which both runs have equal states, by bisection; None: at none."""
-    low = -1
-    high = len(common)
-    while high - low > 1:
-        middle = (low + high) // 2
-        step = common[middle]
-        is_equal = (
-            step and sides[0].recorded.checkpoints[step] == sides[1].recorded.checkpoints[step]
-        )
-        if not is_equal:
-            for side in sides:
-                side.go_to(step)
-            is_equal = sides[0].state() == sides[1].state()
-        if is_equal:
-            low = middle
-        else:
-            high = middle
-    return None if low < 0 else common[low]
+    a, b = sides
+
+    def is_different(step: int) -> bool:
+        if step and a.recorded.checkpoints[step] == b.recorded.checkpoints[step]:
+            return False
+        for side in sides:
+            side.go_to(step)
+        return a.state() != b.state()
+
+    num_equal = bisect_right(common, False, key=is_different)
+    return common[num_equal - 1] if num_equal else None
 
 
 def _within_step(
@@ -133,30 +116,27 @@ def _within_step(
         notes.append(
             "the traced step has other bits than the replayed one, so that the place below is uncertain"
         )
-    place = locate(traced[0][1], traced[1][1])
-    if place is None:
+    found = locate(number, traced[0][1], traced[1][1])
+    if found is None:
         return describe_update(sides, records, notes)
-    element = _capture(sides, before, place)
-    where = place.what if element is None else f"{place.what} {element.index}"
-    module = place.module or {"samples": "(order of samples)", "sample values": "(data)"}.get(
-        place.phase, ""
-    )
-    return Location(
-        number, place.phase, place.micro_batch, module, place.operation, where,
-        place.a if element is None else element.a, place.b if element is None else element.b, place.samples, notes,
-    )  # fmt: skip
+    place, keys = found
+    place = replace(place, notes=notes)
+    element = _capture(sides, before, keys)
+    if element is None:
+        return place
+    where = f"{place.element} {element.index}"
+    return replace(place, element=where, a=element.a, b=element.b)
 
 
-def _capture(sides: Sides, before: Sequence[object], place: FirstDifference) -> Element | None:
-    """Repeat the step, keep the tensors of a place, and return the first element that differs."""
-    if not place.keys:
+def _capture(sides: Sides, before: Sequence[object], keys: Keys) -> Element | None:
+    """Repeat the step, keep the tensors with some keys, and return the first element that differs."""
+    if not keys:
         return None
     kept = []
     for at, (side, snapshot) in enumerate(zip(sides, before, strict=True)):
         side.restore(snapshot)  # type: ignore[arg-type]  # of this side
-        keys: set[Key] = {pair[at] for pair in place.keys}
-        kept.append(side.trace(keys)[1].kept)
-    pairs = [(kept[0].get(one, []), kept[1].get(other, [])) for one, other in place.keys]
+        kept.append(side.trace([pair[at] for pair in keys].__contains__)[1].kept)
+    pairs = [(kept[0].get(one, []), kept[1].get(other, [])) for one, other in keys]
     found = [element for pair in pairs if (element := first_element(*pair)) is not None]
     return next((element for element in found if element.is_value), found[0] if found else None)
 
@@ -263,12 +243,14 @@ def diff_runs(
     try:
         with ExitStack() as stack:
             stack.callback(console.close)
-            sides = [
+            one, other = (
                 ReplayedRun(name, run, overrides, recipe, stack)
                 for name, run, recipe in zip("ab", recorded, recipes, strict=True)
-            ]
-            report = partial(console.share_done, "replaying")
-            return RunDifference(a, b, folders, search(sides[0], sides[1], step, report))
+            )
+            place = search((one, other), step, partial(console.share_done, "replaying"))
+            if place is not None:
+                place = replace(place, num_replays=one.num_replays + other.num_replays)
+            return RunDifference(a, b, folders, place)
     except SamebitsError as error:
         return RunDifference(a, b, folders, problem=error.line)
 

@@ -7,9 +7,9 @@ steps.bin                         the first step whose record differs, and its f
 metrics.jsonl, checkpoints        evaluations and states, where both runs have one of the same step
 """
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ import numpy as np
 
 from samebits.errors import CheckpointError
 from samebits.plain_file import read_plain
-from samebits.provenance.fingerprint import Fingerprint
+from samebits.provenance.fingerprint import Fingerprint, Named
 from samebits.provenance.identity import is_free
 from samebits.provenance.record import StepLog
 from samebits.provenance.run_files import RunFiles, over_worlds
-from samebits.replay.compare import Change, changed_fields, value_text
-from samebits.replay.record_files import check_files
+from samebits.replay.compare import Change, changed_fields, changes
+from samebits.replay.record_files import Evaluations, check_files
 from samebits.storage.checkpoint import name_of, steps
 from samebits.storage.manifest import read_state
 from samebits.storage.run_folder import COPY, recipe_change
@@ -45,12 +45,12 @@ class RecordedRun:
 
     path: Path  #: The run folder.
     settings: dict[str, Any]  #: All settings, by dotted name.
-    code: dict[str, str] = field(default_factory=dict)  #: Digests of the code, by name.
-    data: dict[str, str] = field(default_factory=dict)  #: Digests of the data, by name.
-    versions: dict[str, str] = field(default_factory=dict)  #: Versions and hardware, by name.
+    code: Named = field(default_factory=dict)  #: Digests of the code, by name.
+    data: Named = field(default_factory=dict)  #: Digests of the data, by name.
+    versions: Named = field(default_factory=dict)  #: Versions and hardware, by name.
     #: The record of its steps; empty if there is none.
     log: StepLog = field(default_factory=StepLog)
-    evaluations: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  #: Step -> metrics.
+    evaluations: Evaluations = field(default_factory=dict)  #: Step -> metrics.
     #: Step -> SHA-256 of weights and optimizer state, by file.
     checkpoints: dict[int, dict[str, str]] = field(default_factory=dict)
     num_steps: int = 0  #: Number of steps done.
@@ -138,7 +138,8 @@ class FolderDifference:
 
 def compare_folders(a: RecordedRun, b: RecordedRun) -> FolderDifference:
     """Compare two run folders. If one run is longer, the common part is compared."""
-    settings = _changes(a.settings, b.settings)
+    runs = (("a", a), ("b", b))
+    settings = changes(a.settings, b.settings)
     recipe = [each for each in settings if each.name == "recipe"]
     num_compared, step = first_difference(a.log, b.log)
     common = sorted(a.checkpoints.keys() & b.checkpoints.keys())
@@ -146,25 +147,23 @@ def compare_folders(a: RecordedRun, b: RecordedRun) -> FolderDifference:
     return FolderDifference(
         settings=[each for each in settings if not is_free(each.name) and each.name != "recipe"],
         free_settings=[each for each in settings if is_free(each.name)],
-        code=[*_lines(a.path, b.path), *_changes(a.code, b.code), *recipe],
-        data=_changes(a.data, b.data),
-        versions=_changes(a.versions, b.versions),
+        code=[*_lines(a.path, b.path), *changes(a.code, b.code), *recipe],
+        data=changes(a.data, b.data),
+        versions=changes(a.versions, b.versions),
         step=step,
         num_compared=num_compared,
         num_steps=(a.num_steps, b.num_steps),
         evaluations=[
             Change(f"{change.name} after step {step:,}", change.a, change.b)
             for step in sorted(a.evaluations.keys() & b.evaluations.keys())
-            for change in _changes(a.evaluations[step], b.evaluations[step])
+            for change in changes(a.evaluations[step], b.evaluations[step])
         ],
         checkpoint=next(
             (step for step in common if a.checkpoints[step] != b.checkpoints[step]), None
         ),
         weights=a.weights_sha256 != b.weights_sha256 if is_complete else None,
-        altered=[
-            f"{name}: {text}" for name, run in (("a", a), ("b", b)) for text in run.contradictions
-        ],
-        notes=[f"{name}: {note}" for name, run in (("a", a), ("b", b)) for note in run.notes],
+        altered=[f"{name}: {text}" for name, run in runs for text in run.contradictions],
+        notes=[f"{name}: {note}" for name, run in runs for note in run.notes],
     )
 
 
@@ -194,18 +193,6 @@ def first_difference(a: StepLog, b: StepLog) -> tuple[int, StepDifference | None
     return stop - start, StepDifference(step, changed_fields(before, after))
 
 
-def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Change]:
-    return [
-        Change(
-            name,
-            value_text(a[name]) if name in a else "none",
-            value_text(b[name]) if name in b else "none",
-        )
-        for name in dict.fromkeys([*a, *b])
-        if name not in a or name not in b or a[name] != b[name]
-    ]
-
-
 def _lines(a: Path, b: Path) -> list[Change]:
     """Return the first line in which the runs' copies of a recipe file differ. The copies are only read."""
     texts = []
@@ -216,8 +203,8 @@ def _lines(a: Path, b: Path) -> list[Change]:
             )
         except OSError:
             return []
-    for number in range(max(map(len, texts))):
-        one, other = (text[number].strip() if number < len(text) else "" for text in texts)
+    for number, texts_of_line in enumerate(zip_longest(*texts, fillvalue=""), start=1):
+        one, other = map(str.strip, texts_of_line)
         if one != other:
-            return [Change(f"{COPY}, line {number + 1}", one[:_SHOWN_CHARS], other[:_SHOWN_CHARS])]
+            return [Change(f"{COPY}, line {number}", one[:_SHOWN_CHARS], other[:_SHOWN_CHARS])]
     return []

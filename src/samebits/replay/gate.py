@@ -26,7 +26,7 @@ from samebits.errors import ConfigError
 from samebits.plain_file import parse_json, read_plain
 from samebits.recipes.catalog import find
 from samebits.replay import compare
-from samebits.replay.check import in_interpreter
+from samebits.replay.check import Progress, in_interpreter
 from samebits.replay.check_script import FIRST, launched, observe
 from samebits.replay.trace import Call, MicroTrace, StepTrace, Trace
 from samebits.storage.run_folder import check_target, write_atomically
@@ -39,6 +39,7 @@ _SHOWN = 3  # operations of a module
 # What decides whether training is the same.
 _RESULT = (compare.LOSS, compare.GRADIENTS, compare.BUFFERS, compare.WEIGHTS, compare.OPTIMIZER)
 _VALUES = {"loss": "loss", "norm": "gradient norm", "lr": "learning rate"}
+Summary = dict[str, Any]  # the content of a file
 _DATA = "(data)"
 _OPTIMIZER = "(optimizer)"
 
@@ -104,7 +105,7 @@ def gate(
     *,
     is_update: bool = False,
     within: float | None = None,
-    show: Callable[[str, int, int], None] = lambda activity, done, total: None,
+    show: Progress = lambda activity, done, total: None,
 ) -> GateResult:
     """Train the first steps of a source, and compare them with its file, or write the file.
 
@@ -140,9 +141,7 @@ def gate(
     return GateResult(file, len(before["steps"]), difference=found)
 
 
-def _write(
-    source: GateSource, file: Path, num_steps: int, show: Callable[[str, int, int], None]
-) -> GateResult:
+def _write(source: GateSource, file: Path, num_steps: int, show: Progress) -> GateResult:
     traces = []
     for done in range(2):
         show("training, twice", done, 2)
@@ -179,7 +178,7 @@ def _trace(source: GateSource, num_steps: int) -> Trace:
 # The summary of a trace, as it is in the file.
 
 
-def _summary(source: GateSource, trace: Trace) -> dict[str, Any]:
+def _summary(source: GateSource, trace: Trace) -> Summary:
     first = next(_micro_batches(step)[0] for step in trace.steps.values())
     operations: dict[str, list[str]] = {}
     for each in first.operations:
@@ -221,7 +220,7 @@ def _step(step: StepTrace) -> dict[str, Any]:
     }
 
 
-def _traced(summary: Mapping[str, Any], number: int) -> StepTrace:
+def _traced(summary: Summary, number: int) -> StepTrace:
     """Return a step of a summary as a trace of one micro-batch, whose values have positions for names."""
     step = summary["steps"][number]
     forward = _parts(step[compare.FORWARD])
@@ -265,7 +264,7 @@ def _by_position(text: str) -> dict[str, str]:
     return {str(at): short for at, short in enumerate(_parts(text))}
 
 
-def _text(summary: Mapping[str, Any]) -> str:
+def _text(summary: Summary) -> str:
     """Return the file's text: one line for each entry and step, so that a diff of two files can be read."""
     rows = []
     for name, value in summary.items():
@@ -276,7 +275,7 @@ def _text(summary: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(rows) + "\n}\n"
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> Summary:
     """Read a file that `_write` has written.
 
     Raises:
@@ -297,9 +296,7 @@ def _read(file: Path) -> dict[str, Any]:
 # The comparison of two summaries.
 
 
-def _first_difference(
-    before: Mapping[str, Any], now: Mapping[str, Any], trace: Trace
-) -> GateDifference | None:
+def _first_difference(before: Summary, now: Summary, trace: Trace) -> GateDifference | None:
     """Return the first difference. `trace`: that of `now`, which has the names of its parameters."""
     starts = compare.unequal(_by_position(before["start"]), _by_position(now["start"]))
     if starts is not None:
@@ -312,7 +309,7 @@ def _first_difference(
 
 
 def _at_end(
-    before: Mapping[str, Any], now: Mapping[str, Any], is_same: Callable[[str, str], bool]
+    before: Summary, now: Summary, is_same: Callable[[str, str], bool]
 ) -> GateDifference | None:
     """Return what differs after steps that are the same: their number, or a metric of the evaluation."""
     if len(before["steps"]) != len(now["steps"]):
@@ -326,9 +323,7 @@ def _at_end(
     return None
 
 
-def _in_step(
-    number: int, before: Mapping[str, Any], now: Mapping[str, Any], trace: Trace
-) -> GateDifference:
+def _in_step(number: int, before: Summary, now: Summary, trace: Trace) -> GateDifference:
     one, other = before["steps"][number], now["steps"][number]
     found = compare.difference_of_step(_traced(before, number), _traced(now, number))
     stage = "" if found is None else found.stage
@@ -364,7 +359,7 @@ def _values(one: Mapping[str, str], other: Mapping[str, str]) -> tuple[str, str,
     return "", "", ""
 
 
-def _operations(before: Mapping[str, Any], now: Mapping[str, Any], titles: Sequence[str]) -> str:
+def _operations(before: Summary, now: Summary, titles: Sequence[str]) -> str:
     """Return the operation of a module that has changed; if the operations are the same, all of them."""
     old, new = (
         summary["operations"].get(title, [])
@@ -384,16 +379,14 @@ def _named(digests: Iterable[str], position: str) -> str:
     return names[int(position or -1)] if names else ""
 
 
-def _module_of(summary: Mapping[str, Any], tensor: str) -> str:
+def _module_of(summary: Summary, tensor: str) -> str:
     """Return the title of the module of a tensor."""
     name = tensor.rpartition(".")[0] or "the model"
     titles = (title for title, _ in summary["modules"])
     return next((title for title in titles if title.rpartition(" (")[0] == name), name)
 
 
-def _beyond(
-    before: Mapping[str, Any], now: Mapping[str, Any], within: float
-) -> GateDifference | None:
+def _beyond(before: Summary, now: Summary, within: float) -> GateDifference | None:
     """Return the first loss, gradient norm or metric that differs by more than a tolerance."""
 
     def is_close(one: str, other: str) -> bool:
@@ -408,7 +401,7 @@ def _beyond(
 
 
 def _check_same_source(
-    source: GateSource, before: Mapping[str, Any], num_steps: int | None, file: Path
+    source: GateSource, before: Summary, num_steps: int | None, file: Path
 ) -> None:
     counted = len(before["steps"])
     for name, given, was in (
@@ -428,9 +421,7 @@ def _other_environment(
     before: Mapping[str, str], now: Mapping[str, str], file: Path
 ) -> ConfigError:
     changed = [
-        f"{name}: {before.get(name, 'none')} in the file, {now.get(name, 'none')} here"
-        for name in {**before, **now}
-        if before.get(name) != now.get(name)
+        f"{each.name}: {each.a} in the file, {each.b} here" for each in compare.changes(before, now)
     ]
     return ConfigError(
         f"{file} cannot be compared here: other versions or another processor compute other bits",

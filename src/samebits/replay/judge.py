@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from samebits.errors import SamebitsError, SampleError, printable
+from samebits.frames import Line
 from samebits.plain_file import short_path
 from samebits.replay.cause import ERROR, UNKNOWN, explain
 from samebits.replay.compare import (
@@ -124,7 +125,7 @@ class Outcome:
     trial: Trial  #: The trial.
     record: Trace | None  #: The trace of the whole world; None if it failed.
     error: SamebitsError | None = None  #: The error of the first rank that failed.
-    line: tuple[str, int] | None = None  #: Its FILE and LINE in the user's code.
+    line: Line | None = None  #: Its line in the user's code.
     #: The first difference from the reference, or between the ranks of this world.
     difference: TraceDifference | None = None
 
@@ -220,7 +221,7 @@ def _of_error(what: str, outcome: Outcome, error: SamebitsError) -> Finding:
     return Finding(what, ERROR, " ".join(cause.split()), fix, *outcome.line or ("", 0))
 
 
-def _operation(text: str, line: Sequence[Any] | None) -> Finding:
+def _operation(text: str, line: Line | None) -> Finding:
     name = text.partition(NONDETERMINISTIC)[0].rpartition(":")[2].strip() or "an operation"
     return Finding(
         f"{name} has no deterministic form",

@@ -1,6 +1,6 @@
 """The first difference between two runs: within a step's traces, and in places that no trace shows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -25,7 +25,6 @@ from samebits.replay.compare import (
 from samebits.replay.stepper import ReplayedRun
 from samebits.replay.trace import (
     APPLIED,
-    BACKWARD,
     BATCH,
     CALL,
     FORWARD,
@@ -193,25 +192,19 @@ def _of_tensor(step: int, phase: str, found: tuple[str, Element], notes: list[st
 # The place of the first difference within the traces of a step, with the tensors to look at.
 
 
-@dataclass(frozen=True)
-class FirstDifference:
-    """Where two steps differ first."""
-
-    phase: str  #: Part of the step, such as "forward".
-    micro_batch: int | None = None  #: The micro-batch; None for what follows after all of them.
-    module: str = ""  #: The module, with its class; of both runs where these differ.
-    operation: str = ""  #: torch's operation, or the autograd function in the backward pass.
-    what: str = ""  #: The value that differs, such as "output".
-    #: Pairs of keys of tensors to compare element by element, best first.
-    keys: list[tuple[Key, Key]] = field(default_factory=list)
-    a: str = ""  #: Value in the first run, if it is known without tensors.
-    b: str = ""  #: Value in the second run.
-    #: Samples of the micro-batch, of the first run.
-    samples: list[int] = field(default_factory=list)
+Calls = tuple[int | None, int | None]
+Keys = list[tuple[Key, Key]]  # of tensors to compare element by element, best first
 
 
-def locate(a: StepTrace, b: StepTrace) -> FirstDifference | None:
-    """Return the first difference of one step of both runs before the update; None if gradients are equal."""
+def locate(number: int, a: StepTrace, b: StepTrace) -> tuple[Location, Keys] | None:
+    """Return the first difference of a step before the update; None if both runs have equal gradients.
+
+    Args:
+        number: The step.
+
+    Returns:
+        The place, and the keys of the tensors that differ there.
+    """
     found = difference_of_step(a, b)
     if found is None or found.stage in (BUFFERS, WEIGHTS, OPTIMIZER):
         return None
@@ -223,143 +216,96 @@ def locate(a: StepTrace, b: StepTrace) -> FirstDifference | None:
         )
         names = unequal(getattr(a, found.stage), getattr(b, found.stage))
         assert names is not None
-        key: tuple[Key, Key] = ((kind, 0, names[0]), (kind, 0, names[1]))
-        return FirstDifference(
-            phase, module=module_of(names[0]), what=f"gradient of {names[0]}", keys=[key]
+        place = Location(
+            number, phase, module=module_of(names[0]), element=f"gradient of {names[0]}"
         )
+        return place, [((kind, 0, names[0]), (kind, 0, names[1]))]
     index = found.micro_batch or 0
     if found.stage == SAMPLES:
         every = [list(step.micro_batches.values()) for step in (a, b)]
-        place = _samples(*every) or _sample_values(index, found.name, every[0][index])
-    else:
-        one, other = (step.micro_batches[str(index)] for step in (a, b))
-        place = {FORWARD: _forward, LOSS: _loss, BACKWARD: _backward}[found.stage](
-            index, one, other, found.calls
-        )
-        place = replace(place, samples=_indices(one))
-    return place
+        order = _order_of_samples(number, *every)
+        if order is not None:
+            return order, []
+        phase, module = _PLACES["samples' values"]
+        row = list(every[0][index].samples).index(found.name)
+        element = f"sample {found.name}, row {row} of the batch,"
+        place = Location(number, phase, index, module, element=element, samples=[int(found.name)])
+        return place, [((BATCH, index, 0), (BATCH, index, 0))]
+    one, other = (step.micro_batches[str(index)] for step in (a, b))
+    module, operation, value, keys = _within_pass(found.stage, index, one, other, found.calls)
+    samples = _indices(one)
+    return Location(number, found.stage, index, module, operation, value, samples=samples), keys
 
 
 def _indices(trace: MicroTrace) -> list[int]:
     return list(map(int, trace.samples))
 
 
-def _samples(a: Sequence[MicroTrace], b: Sequence[MicroTrace]) -> FirstDifference | None:
+def _order_of_samples(
+    number: int, a: Sequence[MicroTrace], b: Sequence[MicroTrace]
+) -> Location | None:
     """Compare the samples of all micro-batches: they are known before the step begins."""
+    phase, module = _PLACES["samples"]
+    found = partial(Location, number, phase, module=module)
     for index, (one, other) in enumerate(zip(a, b, strict=False)):
+        here = partial(found, micro_batch=index, samples=_indices(one))
         sizes = [f"{len(each.samples)} samples" for each in (one, other)]
-        found = partial(FirstDifference, "samples", index, samples=_indices(one))
         if sizes[0] != sizes[1]:
-            return found(what="size of the micro-batch", a=sizes[0], b=sizes[1])
+            return here(element="size of the micro-batch", a=sizes[0], b=sizes[1])
         for at, (sample, instead) in enumerate(zip(one.samples, other.samples, strict=True)):
             if sample != instead:
-                return found(what=f"sample at position {at}", a=sample, b=instead)
+                return here(element=f"sample at position {at}", a=sample, b=instead)
     if len(a) != len(b):
-        return FirstDifference(
-            "samples", what="number of micro-batches", a=str(len(a)), b=str(len(b))
-        )
+        return found(element="number of micro-batches", a=str(len(a)), b=str(len(b)))
     return None
 
 
-def _sample_values(index: int, sample: str, a: MicroTrace) -> FirstDifference:
-    key: Key = (BATCH, index, 0)
-    what = f"sample {sample}, row {list(a.samples).index(sample)} of the batch,"
-    return FirstDifference(
-        "sample values", index, what=what, keys=[(key, key)], samples=[int(sample)]
-    )
+def _within_pass(
+    stage: str, index: int, a: MicroTrace, b: MicroTrace, calls: Calls
+) -> tuple[str, str, str, Keys]:
+    """Return module, operation and value of the first difference of a pass, and the keys of its tensors.
 
+    Args:
+        stage: FORWARD, LOSS or BACKWARD.
+        calls: In the forward pass, the call of either run whose result differs.
+    """
 
-Calls = tuple[int | None, int | None]
+    def until_first(trace: MicroTrace, other: MicroTrace, call: int | None) -> list[Operation]:
+        """Return the operations up to the first whose result the other run has not; none if there is none."""
+        others = values_of(other)
+        for number, each in enumerate(trace.operations):
+            is_meant = each.call == call if stage == FORWARD else each.phase == stage
+            if is_meant and each.output not in others:
+                return trace.operations[: number + 1]
+        return []
 
-
-def _forward(index: int, a: MicroTrace, b: MicroTrace, calls: Calls) -> FirstDifference:
     one, other = calls
-    operations = _first_operations(
-        a, b, lambda each: each.call == one, lambda each: each.call == other
-    )
-    outputs: list[tuple[Key, Key]] = []
-    if one is not None and other is not None:
-        outputs = [((CALL, index, one), (CALL, index, other))]
-    # A module that contains others may compute much more between this operation and its output.
-    is_outer = any(call.parent == one for call in a.calls)
-    keys = [*operations.keys(index), *outputs] if is_outer else [*outputs, *operations.keys(index)]
-    module = _both(_title(a, one), _title(b, other))
-    return FirstDifference("forward", index, module, operations.name, "output", keys)
-
-
-def _loss(index: int, a: MicroTrace, b: MicroTrace, _: Calls) -> FirstDifference:
-    operations = _first_operations(
-        a, b, lambda each: each.phase == LOSS, lambda each: each.phase == LOSS
-    )
-    keys: list[tuple[Key, Key]] = [*operations.keys(index), ((LOSS, index, 0), (LOSS, index, 0))]
-    return FirstDifference("loss", index, "loss", operations.name, "result", keys)
-
-
-def _backward(index: int, a: MicroTrace, b: MicroTrace, _: Calls) -> FirstDifference:
+    ran = until_first(a, b, one), until_first(b, a, other)
+    operation = _both(*(each[-1].title if each else "" for each in ran))
+    keys: Keys = []
+    codes = [[each.name for each in operations] for operations in ran]
+    if codes[0] and codes[0] == codes[1]:  # the same place in the same code
+        result: Key = (OPERATION, index, len(codes[0]) - 1)
+        keys = [(result, result)]
+    if stage == FORWARD:
+        if one is not None and other is not None:
+            output: tuple[Key, Key] = ((CALL, index, one), (CALL, index, other))
+            # A module that contains others may compute much more between this operation and its output.
+            is_outer = any(call.parent == one for call in a.calls)
+            keys = [*keys, output] if is_outer else [output, *keys]
+        return _both(_title(a, one), _title(b, other)), operation, "output", keys
+    if stage == LOSS:
+        return "loss", operation, "result", [*keys, ((LOSS, index, 0), (LOSS, index, 0))]
     names = unequal(a.gradients, b.gradients)
     assert names is not None
-    operations = _first_operations(
-        a, b, lambda each: each.phase == BACKWARD, lambda each: each.phase == BACKWARD
-    )
-    calls = [None if each is None else each.call for each in (operations.a, operations.b)]
-    module = _both(_title(a, calls[0]), _title(b, calls[1]))
-    if not module:
-        module = "loss" if operations.name else module_of(names[0])
-    keys = operations.keys(index)
-    what = "result" if keys else f"gradient of {names[0]}"
-    gradient: tuple[Key, Key] = ((GRADIENT, index, names[0]), (GRADIENT, index, names[1]))
-    return FirstDifference("backward", index, module, operations.name, what, [*keys, gradient])
-
-
-@dataclass(frozen=True)
-class _Operations:
-    """The first operation of each run whose result the other run has not; None if there is none."""
-
-    numbers: tuple[int | None, int | None]
-    a: Operation | None
-    b: Operation | None
-    is_same_code: bool
-
-    @property
-    def name(self) -> str:
-        """The operations' names."""
-        return _both(*("" if each is None else each.title for each in (self.a, self.b)))
-
-    def keys(self, index: int) -> list[tuple[Key, Key]]:
-        """Return the keys of their results in a micro-batch, if both have the same place in the same code."""
-        one, other = self.numbers
-        if one is None or other is None or not self.is_same_code:
-            return []
-        return [((OPERATION, index, one), (OPERATION, index, other))]
-
-
-def _first_operations(
-    a: MicroTrace,
-    b: MicroTrace,
-    is_meant_a: Callable[[Operation], bool],
-    is_meant_b: Callable[[Operation], bool],
-) -> _Operations:
-    one = _first_operation(a, is_meant_a, values_of(b))
-    other = _first_operation(b, is_meant_b, values_of(a))
-    names = [
-        [] if number is None else [each.name for each in trace.operations[: number + 1]]
-        for trace, number in ((a, one), (b, other))
+    titles = [
+        _title(trace, operations[-1].call if operations else None)
+        for trace, operations in zip((a, b), ran, strict=True)
     ]
-    return _Operations(
-        (one, other),
-        None if one is None else a.operations[one],
-        None if other is None else b.operations[other],
-        is_same_code=bool(names[0]) and names[0] == names[1],
-    )
-
-
-def _first_operation(
-    trace: MicroTrace, is_meant: Callable[[Operation], bool], others: set[str]
-) -> int | None:
-    numbered = enumerate(trace.operations)
-    return next(
-        (number for number, each in numbered if is_meant(each) and each.output not in others), None
-    )
+    module = _both(*titles) or ("loss" if operation else module_of(names[0]))
+    value = "result" if keys else f"gradient of {names[0]}"
+    keys.append(((GRADIENT, index, names[0]), (GRADIENT, index, names[1])))
+    return module, operation, value, keys
 
 
 def _title(trace: MicroTrace, call: int | None) -> str:

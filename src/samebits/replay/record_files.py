@@ -42,6 +42,7 @@ from samebits.storage.manifest import WEIGHTS, check_size, manifest_of, sha256_o
 _ENVIRONMENT = "environment.json"
 _DIFF = "config.diff.yaml"
 _MAX_DIFF_BYTES = 4 * 1024 * 1024
+Evaluations = Mapping[int, Mapping[str, Any]]  # step -> metrics
 _STATED = ("code", "environment", "data")  # of a record: what a publisher could leave empty
 # Files and folders that `verify` compares, whole or in the values that a replay has.
 COMPARED = frozenset({
@@ -73,7 +74,7 @@ def compare_record(
         found += _of_result(record, log, files.result)
     except CheckpointError as error:
         notes.append(error.what)
-    found += [text for text in (best_finding(files),) if text]
+    found += filter(None, [best_finding(files)])
     if not os.path.lexists(run / METRICS):
         notes.append(f"{METRICS} is not published")
     else:
@@ -83,22 +84,18 @@ def compare_record(
     found += _of_environment(files)
     empty = [name for name in _STATED if not any(getattr(record, name))]
     notes += [f"not stated: the run's {', '.join(empty)}"] * bool(empty)
-    named = {
-        WEIGHTS,
-        *(
-            f"checkpoints/{name}/{file}"
-            for name, parts in record.checkpoints.items()
-            for file in parts
-        ),
+    recorded = {
+        f"checkpoints/{name}/{file}": sha256
+        for name, parts in record.checkpoints.items()
+        for file, sha256 in parts.items()
     }
     found += [
         f"provenance.json: its subjects do not name {name}"
-        for name in sorted(named - files.subjects.keys())
+        for name in sorted({WEIGHTS, *recorded} - files.subjects.keys())
     ]
     for name, sha256 in files.subjects.items():
-        checkpoint, _, file = name.removeprefix("checkpoints/").partition("/")
         if name not in (WEIGHTS, STEPS_FILE):
-            there = record.checkpoints.get(checkpoint, {}).get(file, "none")
+            there = recorded.get(name, "none")
         elif os.path.lexists(run / name):
             there = _sha256(run / name)
         else:
@@ -219,12 +216,9 @@ def typed_settings(run: Path, recipe: RecipeSpec) -> list[str]:
 
 
 def _of_result(record: RunStatement, log: StepLog, result: Mapping[str, Any]) -> list[str]:
-    found = {name: result.get(name) for name in ("weights_sha256", "chain", "root", "steps")}
-    stated: dict[str, Any] = {
-        "weights_sha256": record.weights_sha256,
-        "chain": record.chain,
-        "root": record.root,
-    }
+    hashes_of_run = ("weights_sha256", "chain", "root")
+    found = {name: result.get(name) for name in (*hashes_of_run, "steps")}
+    stated: dict[str, Any] = {name: getattr(record, name) for name in hashes_of_run}
     stated["steps"] = record.num_steps
     metrics = result.get("metrics")
     best = result.get("best")
@@ -287,7 +281,7 @@ class CheckedFiles:
         return [int(each) for each in stated if re.fullmatch("[1-9][0-9]{0,8}", each)]
 
     @property
-    def evaluations(self) -> dict[int, Mapping[str, Any]]:
+    def evaluations(self) -> Evaluations:
         """Step -> metrics, as recorded; of a run that is not complete, the first 500,000 in `metrics.jsonl`."""
         every = (
             islice(self.files.evaluations(), MAX_RECORDS)
@@ -342,20 +336,21 @@ def _compare_log(found: CheckedFiles) -> None:
         found.notes.append(
             f"the record of steps starts at step {log.first_step:,}: earlier steps can't be compared"
         )
-    if not chain and len(log) and log.stop < found.num_steps:
-        found.notes.append(
-            f"the record of steps ends at step {log.stop:,}: later steps can't be compared"
-        )
-    # hashed once: a log may have millions of records
-    link = log.link().hex() if chain and len(log) else chain
-    if chain and len(log) and (link != chain or log.stop != found.num_steps):
-        found.mismatches.append(
-            f"steps.bin: its {len(log):,} records end in link {link[:16]}, and provenance.json states "
-            f"{chain[:16]} after {found.num_steps:,}"
-        )
-    elif chain and not len(log) and os.path.lexists(found.files.path / STEPS_FILE):
+    if not chain:
+        if len(log) and log.stop < found.num_steps:
+            found.notes.append(
+                f"the record of steps ends at step {log.stop:,}: later steps can't be compared"
+            )
+    elif len(log):
+        link = log.link().hex()
+        if link != chain or log.stop != found.num_steps:
+            found.mismatches.append(
+                f"steps.bin: its {len(log):,} records end in link {link[:16]}, and provenance.json states "
+                f"{chain[:16]} after {found.num_steps:,}"
+            )
+    elif os.path.lexists(found.files.path / STEPS_FILE):
         found.mismatches.append("steps.bin: damaged, and provenance.json has its last link")
-    elif chain and not len(log):
+    else:
         found.notes.append(
             "without steps.bin, only weights and metrics are compared, where a segment ends"
         )

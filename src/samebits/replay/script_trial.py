@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from samebits.cluster.world import World
@@ -32,19 +32,25 @@ from samebits.replay.trace import OPERATIONS, STATE, Recorder, Trace, digest, di
 class ScriptTrial:
     """The record of one rank.
 
+    Args:
+        folder, num_steps, purpose: Where to write it, after how many steps; "gate" for a trace of each step, and else
+            of its weights.
+        rank, device: This rank, and where it computes.
+
     Attributes:
         settings, is_over, has_moved: See `LoopObserver`.
     """
 
     def __init__(
-        self, folder: Path, num_steps: int, rank: int, device: torch.device, *, is_traced: bool
+        self, folder: str, num_steps: str, purpose: str, rank: int, device: torch.device
     ) -> None:
-        self._path = folder / f"rank-{rank}.json"
-        self._num_steps = num_steps
+        self._path = Path(folder, f"rank-{rank}.json")
+        self._num_steps = int(num_steps)
         # Other modules of the script, by identity.
         self._held: dict[int, dict[str, str]] = {}
         self.settings: dict[str, int] = {}
         self.is_over = self.has_moved = False
+        is_traced = purpose == "gate"
         self._detail = OPERATIONS if is_traced else STATE
         self._recorder = Recorder([])
         self._trace = Trace(environment=describe_kernels(device, own_kernels()))
@@ -75,8 +81,8 @@ class ScriptTrial:
         else:  # repeated: it counts on the rank that has it
             self._recorder.pause()
 
-    def step(self, state: dict[str, Tensor]) -> None:
-        """Note the state after a step, tensors of any shape by name, and end the script after the last step.
+    def step(self) -> None:
+        """Note the state after a step, and end the script after the last step.
 
         The weights of modules that the script holds beside those that are trained, such as a teacher or an average by
         hand, are noted too.
@@ -138,9 +144,8 @@ def main(arguments: list[str]) -> None:
     def observe(
         world: World, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> ScriptTrial:
-        return ScriptTrial(
-            Path(folder), int(num_steps), world.rank, world.device, is_traced=purpose == "gate"
-        ).watch(modules, optimizers)
+        trial = ScriptTrial(folder, num_steps, purpose, world.rank, world.device)
+        return trial.watch(modules, optimizers)
 
     session.observe = observe
     # -P has put no folder there.

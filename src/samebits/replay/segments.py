@@ -21,8 +21,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from samebits.bench.bench import advance, joined
 from samebits.cluster import collectives
 from samebits.cluster.env import RankAssignment
@@ -45,11 +43,12 @@ from samebits.engine.progress import StepFlags
 from samebits.errors import CheckpointError, ConfigError, SamebitsError
 from samebits.inference.hub import FILE_LISTS, compare_network, without_folders
 from samebits.inference.trained_model import TrainedModel
+from samebits.provenance.fingerprint import Named
 from samebits.provenance.identity import DATASET_INFO, identity
 from samebits.provenance.record import NO_DIGEST, STEPS_FILE, StepLog, StepRecord, read_steps
 from samebits.recipes.catalog import RecipeSpec
-from samebits.replay.compare import changed_fields, first_tensor
-from samebits.replay.record_files import compare_monitor, finding
+from samebits.replay.compare import Tensors, changed_fields, first_tensor
+from samebits.replay.record_files import Evaluations, compare_monitor, finding
 from samebits.report.console import Console
 from samebits.storage import checkpoint
 from samebits.storage.manifest import WEIGHTS
@@ -193,18 +192,17 @@ def compare_step(recorded: StepRecord | None, replayed: StepRecord) -> Differenc
     return Difference(replayed.step, *astuple(changes[0])) if changes else None
 
 
-def compare_tensors(
-    step: int, recorded: Mapping[str, Tensor], replayed: Mapping[str, Tensor]
-) -> Difference | None:
+def compare_tensors(step: int, recorded: Tensors, replayed: Tensors) -> Difference | None:
     """Return the first tensor, in the order of the replay's names, that differs in a bit.
 
     Args:
         recorded: Tensors of any shape by name, on the CPU.
         replayed: Tensors of any shape by name.
     """
-    if missing := [*(replayed.keys() - recorded.keys()), *(recorded.keys() - replayed.keys())]:
-        kinds = ["present" if missing[0] in each else "none" for each in (recorded, replayed)]
-        return Difference(step, f"tensor {missing[0]}", *kinds)
+    if missing := recorded.keys() ^ replayed.keys():
+        name = min(missing)
+        kinds = ["present" if name in each else "none" for each in (recorded, replayed)]
+        return Difference(step, f"tensor {name}", *kinds)
     found = first_tensor({name: recorded[name] for name in replayed}, replayed)
     if found is None:
         return None
@@ -233,7 +231,7 @@ class Plan:
     )
     has_content: bool = False  #: Whether the log has digests of the samples' values.
     #: Step -> metrics of the run's evaluations.
-    evaluations: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    evaluations: Evaluations = field(default_factory=dict)
     weights_sha256: str = ""  #: Hash of the final weights; empty if the run is not complete.
     dataset_info_sha256: str = (
         ""  #: Digest of what the recipe read from its data; empty if it was not recorded.
@@ -253,17 +251,10 @@ class Replay:
     #: What could not be replayed for that reason, one line each.
     notes: list[str] = field(default_factory=list)
     #: The replay's environment: versions, processor and kernels.
-    environment: dict[str, str] = field(default_factory=dict)
-    code: dict[str, str] = field(default_factory=dict)  #: Digests of the replay's code.
-    data: dict[str, str] = field(default_factory=dict)  #: Digests of the replay's samples.
+    environment: Named = field(default_factory=dict)
+    code: Named = field(default_factory=dict)  #: Digests of the replay's code.
+    data: Named = field(default_factory=dict)  #: Digests of the replay's samples.
     seconds: float = 0.0  #: Time of restoring, replaying and comparing, without the start of the processes, in seconds.
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "Replay":
-        """Read a verdict from the plain values of its fields, as they are sent between processes."""
-        return cls(
-            **{**plain, "differences": [Difference(**each) for each in plain["differences"]]}
-        )
 
 
 class Replayer:
@@ -318,10 +309,7 @@ class Replayer:
         finally:
             loader.close()
         # After the last step there is no other one whose flags would inform the ranks.
-        plain = collectives.broadcast_object(
-            job.world, None if difference is None else asdict(difference)
-        )
-        return self._compare_state(segment.stop) if plain is None else Difference(**plain)
+        return self._on_rank0(lambda: difference) or self._compare_state(segment.stop)
 
     def _compare_metrics(self, recorded: Mapping[str, Any]) -> Difference | None:
         """Validate with each batch size that the run had, until the metrics are the recorded ones.
@@ -436,9 +424,8 @@ def replay_on(
     own = _Listing(
         *collectives.run_on_rank0(world, lambda: _list_again(plan, recipe, config, kept))
     )
-    dataset_info = own.info
-    job = make_job(config, lambda: build_from(recipe, config, dataset_info, plan.run), world)
-    job.identity = identity(config, dataset_info)
+    job = make_job(config, lambda: build_from(recipe, config, own.info, plan.run), world)
+    job.identity = identity(config, own.info)
     log = read_steps(plan.run / STEPS_FILE) if plan.uses_log and world.is_main else StepLog()
     replayer = Replayer(plan, job, log)
     fingerprint = job.fingerprint

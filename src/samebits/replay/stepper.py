@@ -1,7 +1,7 @@
 """One of two runs, opened for replay in this process."""
 
 import copy
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from samebits.provenance.identity import SETTINGS, check_replay, identity
 from samebits.provenance.record import NO_DIGEST, StepRecord, digest_of_samples
 from samebits.provenance.run_files import settings_of
 from samebits.recipes.catalog import RecipeSpec, find
+from samebits.replay.compare import Tensors
 from samebits.replay.folders import RecordedRun
 from samebits.replay.trace import EVERYTHING, Key, Recorder, StepTrace, digest
 from samebits.storage import checkpoint
@@ -182,8 +183,8 @@ class ReplayedRun:
             step, result, samples, digest_content(job) if self._has_content else NO_DIGEST
         )
 
-    def trace(self, keep: Container[Key] = ()) -> tuple[StepRecord, StepTrace]:
-        """Replay the next step, and trace it; keep the tensors with these keys."""
+    def trace(self, keep: Callable[[Key], bool] = lambda _: False) -> tuple[StepRecord, StepTrace]:
+        """Replay the next step, and trace it; keep the tensors whose keys are wanted."""
         self.num_replays += 1
         job = self.job
         recorder = Recorder(
@@ -207,7 +208,7 @@ class ReplayedRun:
         """Return weights, average and optimizer state, of any shape, by name, without copies."""
         return self._in_order(pack_job(self.job)[0])
 
-    def _in_order(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _in_order(self, tensors: Tensors) -> dict[str, Tensor]:
         """Return tensors in the model's order: files have another. Optimizer state is called PARAMETER:ENTRY."""
         trained = [each for group in self.job.optimizer.param_groups for each in group["params"]]
         indices = {id(parameter): index for index, parameter in enumerate(trained)}
@@ -247,7 +248,7 @@ class ReplayedRun:
             job.average.reset(found.average)
         job.progress = copy.deepcopy(snapshot.progress)
 
-    def stored(self, step: int) -> Iterator[tuple[str, Mapping[str, Tensor], Mapping[str, Tensor]]]:
+    def stored(self, step: int) -> Iterator[tuple[str, Tensors, Tensors]]:
         """Yield each state of the run folder after a number of steps that are done, with the current state.
 
         Yields:

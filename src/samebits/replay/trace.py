@@ -13,12 +13,14 @@ the step is then repeated, and gives the same bits.
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -37,6 +39,7 @@ OPERATION, CALL, GRADIENT, BATCH, SUMMED, APPLIED = (
 )  # fmt: skip
 # (kind, micro-batch, number or name): an operation, a call, a gradient, the loss or the batch itself.
 Key = tuple[str, int, int | str]
+Digests = dict[str, str]  # by name
 # How much is recorded: the state after each step; also calls of modules; also the operations of the first forward pass;
 # or the operations of all, and the gradients of each micro-batch.
 STATE, CALLS, OPERATIONS, EVERYTHING = range(4)
@@ -56,7 +59,7 @@ def digest(value: Any) -> str:
     return found.hexdigest()
 
 
-def digests(values: Mapping[str, Any]) -> dict[str, str]:
+def digests(values: Mapping[str, Any]) -> Digests:
     """Return a digest of each value, such as tensors of any shape, by name."""
     return {name: digest(value) for name, value in values.items()}
 
@@ -67,7 +70,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: gradient for name, gradient in every if gradient is not None}
 
 
-def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
+def optimizer_state(model: nn.Module, optimizer: Optimizer) -> Digests:
     """Return digests of the optimizer's tensors, named after their parameters."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return digests(
@@ -129,15 +132,15 @@ class MicroTrace:
     """The trace of a micro-batch."""
 
     #: Digest of each sample's values by its index, in order.
-    samples: dict[str, str] = field(default_factory=dict)
+    samples: Digests = field(default_factory=dict)
     #: Calls of modules, in the order in which they began.
     calls: list[Call] = field(default_factory=list)
     #: Operations, in the order in which they ran.
     operations: list[Operation] = field(default_factory=list)
-    loss: dict[str, str] = field(default_factory=dict)  #: Digest of each term of the loss.
+    loss: Digests = field(default_factory=dict)  #: Digest of each term of the loss.
     value: float = math.nan  #: The loss.
     #: Digest of the gradient of each parameter, by name.
-    gradients: dict[str, str] = field(default_factory=dict)
+    gradients: Digests = field(default_factory=dict)
 
 
 @dataclass
@@ -146,39 +149,21 @@ class StepTrace:
 
     #: The micro-batches, by their index as text, in order.
     micro_batches: dict[str, MicroTrace] = field(default_factory=dict)
-    summed: dict[str, str] = field(default_factory=dict)  #: Summed gradients, if they are traced.
-    gradients: dict[str, str] = field(default_factory=dict)  #: As the optimizer has received them.
-    buffers: dict[str, str] = field(default_factory=dict)  #: After the step.
-    weights: dict[str, str] = field(default_factory=dict)  #: After the step.
-    optimizer: dict[str, str] = field(default_factory=dict)  #: Its state after the step.
+    summed: Digests = field(default_factory=dict)  #: Summed gradients, if they are traced.
+    gradients: Digests = field(default_factory=dict)  #: As the optimizer has received them.
+    buffers: Digests = field(default_factory=dict)  #: After the step.
+    weights: Digests = field(default_factory=dict)  #: After the step.
+    optimizer: Digests = field(default_factory=dict)  #: Its state after the step.
     values: dict[str, float] = field(default_factory=dict)  #: Loss, gradient norm, learning rate.
-    kept: dict[Key, list[Tensor]] = field(default_factory=dict)  #: The tensors of the wanted keys.
-
-    def to_plain(self) -> dict[str, Any]:
-        """Return the trace as plain values."""
-        return asdict(replace(self, kept={}))
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> "StepTrace":
-        """Read a trace from what `to_plain` has returned."""
-        micro_batches = {
-            index: MicroTrace(
-                **{
-                    **each,
-                    "calls": [Call(**call) for call in each["calls"]],
-                    "operations": [Operation(**one) for one in each["operations"]],
-                }
-            )
-            for index, each in plain["micro_batches"].items()
-        }
-        return cls(**{**plain, "micro_batches": micro_batches})
+    #: The tensors of the wanted keys, in a list for each; none in a trace that crosses processes.
+    kept: dict[Key, list[Any]] = field(default_factory=dict)
 
 
 @dataclass
 class Trace:
     """The trace of the first steps of a training."""
 
-    start: dict[str, dict[str, str]] = field(default_factory=dict)  #: What it starts from.
+    start: dict[str, Digests] = field(default_factory=dict)  #: What it starts from.
     #: The steps, by their numbers as text.
     steps: dict[str, StepTrace] = field(default_factory=dict)
     evaluation: dict[str, str] = field(default_factory=dict)  #: Each metric, as text.
@@ -186,23 +171,21 @@ class Trace:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the trace as plain values."""
-        return {**vars(self), "steps": {name: each.to_plain() for name, each in self.steps.items()}}
+        return asdict(self)
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> "Trace":
         """Read a trace from what `to_plain` has returned."""
-        steps = {name: StepTrace.from_plain(each) for name, each in plain["steps"].items()}
-        return cls(**{**plain, "steps": steps})
+        return TypeAdapter(cls).validate_python(plain)
+
+
+def in_order(micro_batches: dict[str, MicroTrace]) -> dict[str, MicroTrace]:
+    """Return micro-batches in the order of their indices."""
+    return {index: micro_batches[index] for index in sorted(micro_batches, key=int)}
 
 
 _OWNER = "samebits module"  # key in the metadata of a backward node
 _UNSET = ("aten.empty", "aten.new_empty")  # their values are whatever was in memory
-
-
-class _Current(threading.local):
-    """The micro-batch of this thread: with synchronized batch norm, each one has its own thread."""
-
-    index: int | None = None
 
 
 class Recorder:
@@ -211,7 +194,7 @@ class Recorder:
     Args:
         modules, optimizers: Those of the loop.
         detail: STATE, CALLS, OPERATIONS or EVERYTHING.
-        keep: Keys of the tensors to keep.
+        keep: Whether to keep the tensors of a key.
         is_compiled: Whether torch.compile has compiled the model: hooks would change what it generates.
 
     Attributes:
@@ -225,7 +208,7 @@ class Recorder:
         optimizers: Sequence[Optimizer] = (),
         *,
         detail: int = CALLS,
-        keep: Container[Key] = (),
+        keep: Callable[[Key], bool] = lambda _: False,
         is_compiled: bool = False,
     ) -> None:
         self.model = modules[0] if len(modules) == 1 else nn.ModuleList(modules)
@@ -234,7 +217,8 @@ class Recorder:
         self._detail = detail
         self._keep = keep
         self._is_compiled = is_compiled
-        self._current = _Current()
+        # The micro-batch of this thread: with synchronized batch norm, each one has its own thread.
+        self._current = threading.local()
         self._last = 0
         self._num_started = 0
         # By micro-batch, not for the recorder: synchronized ones are interleaved.
@@ -245,16 +229,16 @@ class Recorder:
         self._handles: list[Any] = []
         for name, parameter in self.model.named_parameters() if detail == EVERYTHING else ():
             if parameter.requires_grad:  # torch refuses a hook on a frozen parameter
-                self._handles.append(parameter.register_hook(self._gradient(name)))
+                self._handles.append(parameter.register_hook(partial(self._gradient, name)))
         for name, module in () if is_compiled or detail == STATE else self.model.named_modules():
             before = module.register_forward_pre_hook(
-                self._enter(name), with_kwargs=True, prepend=True
+                partial(self._enter, name), with_kwargs=True, prepend=True
             )
             # Always: operations would be listed after a forward pass that fails.
             after = module.register_forward_hook(self._leave, with_kwargs=True, always_call=True)
             self._handles += [before, after]
 
-    def start(self, index: int, samples: dict[str, str], batch: Any = None) -> None:
+    def start(self, index: int, samples: Digests, batch: Any = None) -> None:
         """Begin a micro-batch of this thread, with the digest of each of its samples."""
         self._current.index = self._last = index
         self._open[index] = []
@@ -313,9 +297,7 @@ class Recorder:
         found.weights = digests(dict(self.model.named_parameters()))
         for each in self._optimizers:
             found.optimizer |= optimizer_state(self.model, each)
-        found.micro_batches = dict(
-            sorted(found.micro_batches.items(), key=lambda each: int(each[0]))
-        )
+        found.micro_batches = in_order(found.micro_batches)
         self._trace = StepTrace()
         # What follows belongs to no micro-batch, such as an evaluation.
         self._phase.clear()
@@ -347,10 +329,34 @@ class Recorder:
                 self.loss(terms)
             return terms
 
-        job.reducer = _TracedReducer(reducer, self, before, read)  # type: ignore[assignment]
+        def read_batch(indices: Any, *request: Any, **how: Any) -> Batch:
+            # By identity: the micro-batch has this array. It is read before the micro-batch begins.
+            read[id(indices)] = loader.batch(indices, *request, **how)
+            return read[id(indices)]
+
+        @contextmanager
+        def micro_batch(each: MicroBatch) -> Iterator[None]:
+            before(each)
+            batch = read.pop(id(each.indices))
+            samples = {str(index): value for index, value in sample_digests(batch).items()}
+            # Inside, since synchronized micro-batches get their thread there.
+            with reducer.micro_batch(each):
+                self.start(each.index, samples, (batch.inputs, batch.targets))
+                yield
+
+        def backward(total: Tensor, extras: Tensor | None = None) -> None:
+            with self.traced_operations():
+                reducer.backward(total, extras)
+
+        def reduce(flag: float = 0.0) -> None:
+            reducer.reduce(flag)
+            self.take_sums()
+
+        traced: Any = _Traced(reducer, micro_batch=micro_batch, backward=backward, reduce=reduce)
+        job.reducer = traced
         job.parts = replace(parts, loss=loss)
         try:
-            yield _TracedLoader(loader, read)
+            yield _Traced(loader, batch=read_batch)
         finally:
             job.reducer = reducer
             job.parts = parts  # an evaluation is not recorded
@@ -359,16 +365,16 @@ class Recorder:
     @property
     def _index(self) -> int:
         """The current micro-batch. A GPU's backward pass runs in a thread of its own, for the latest one."""
-        return self._last if self._current.index is None else self._current.index
+        return getattr(self._current, "index", self._last)
 
-    def _take(self, kind: str) -> dict[str, str]:
+    def _take(self, kind: str) -> Digests:
         found = gradients(self.model)
         for name, gradient in found.items():
             self._keep_if_wanted((kind, 0, name), gradient)
         return digests(found)
 
     def _keep_if_wanted(self, key: Key, value: Any) -> None:
-        if key in self._keep:
+        if self._keep(key):
             # clone: for a tensor on the CPU, cpu() makes no copy, and later operations change it in place.
             self._trace.kept[key] = [each.detach().cpu().clone() for each in tensors_in(value)]
 
@@ -401,34 +407,28 @@ class Recorder:
         self._keep_if_wanted((OPERATION, index, len(operations)), tensors)
         operations.append(Operation(phase, name, node, call, digest(tensors)))
 
-    def _gradient(self, name: str) -> Callable[[Tensor], None]:
-        def hook(gradient: Tensor) -> None:
-            index = self._index
-            if self._phase.get(index):
-                with _disable_current_modes():
-                    micro_batch = self._trace.micro_batches[str(index)]
-                    micro_batch.gradients[name] = digest(gradient)
-                    self._keep_if_wanted((GRADIENT, index, name), gradient)
-
-        return hook
-
-    def _enter(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            index = self._index
-            if self._phase.get(index) != FORWARD:
-                return  # recomputed activations, or modules of the loss
-            opened = self._open[index]
-            calls = self._trace.micro_batches[str(index)].calls
+    def _gradient(self, name: str, gradient: Tensor) -> None:
+        index = self._index
+        if self._phase.get(index):
             with _disable_current_modes():
-                inputs = digest((args, kwargs))
-            calls.append(Call(name, type(module).__name__, opened[-1] if opened else None, inputs))
-            if not opened:
-                # From here on, not from `start`: an own loop has no place where it could end after an error.
-                self._listing[index] = self.traced_operations()
-                self._listing[index].__enter__()
-            opened.append(len(calls) - 1)
+                micro_batch = self._trace.micro_batches[str(index)]
+                micro_batch.gradients[name] = digest(gradient)
+                self._keep_if_wanted((GRADIENT, index, name), gradient)
 
-        return hook
+    def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        index = self._index
+        if self._phase.get(index) != FORWARD:
+            return  # recomputed activations, or modules of the loss
+        opened = self._open[index]
+        calls = self._trace.micro_batches[str(index)].calls
+        with _disable_current_modes():
+            inputs = digest((args, kwargs))
+        calls.append(Call(name, type(module).__name__, opened[-1] if opened else None, inputs))
+        if not opened:
+            # From here on, not from `start`: an own loop has no place where it could end after an error.
+            self._listing[index] = self.traced_operations()
+            self._listing[index].__enter__()
+        opened.append(len(calls) - 1)
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         index = self._index
@@ -475,52 +475,13 @@ class _Operations(TorchDispatchMode):
 
 
 class _Traced:
-    """An object whose calls a recorder sees; what it does not define is the object's own."""
+    """An object some of whose methods are others; all else is the object's own, also what is set."""
 
-    def __init__(self, own: Any, *seen: Any) -> None:
-        # Past __setattr__, which a subclass has.
-        vars(self).update(own=own, seen=seen)
+    def __init__(self, own: Any, **others: Any) -> None:
+        vars(self).update(own=own, **others)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["own"], name)
 
-
-class _TracedReducer(_Traced):
-    """A reducer between hooks."""
-
-    @contextmanager
-    def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
-        """See `Reducer.micro_batch`."""
-        recorder, before, read = self.seen
-        before(micro_batch)
-        batch = read.pop(id(micro_batch.indices))
-        samples = {str(index): value for index, value in sample_digests(batch).items()}
-        # Inside, since synchronized micro-batches get their thread there.
-        with self.own.micro_batch(micro_batch):
-            recorder.start(micro_batch.index, samples, (batch.inputs, batch.targets))
-            yield
-
-    def backward(self, loss: Tensor, extras: Tensor | None = None) -> None:
-        """See `Reducer.backward`."""
-        with self.seen[0].traced_operations():
-            self.own.backward(loss, extras)
-
-    def reduce(self, flag: float = 0.0) -> None:
-        """See `Reducer.reduce`."""
-        self.own.reduce(flag)
-        self.seen[0].take_sums()
-
-
-class _TracedLoader(_Traced):
-    """A loader that notes its batches for the reducer: they are read before their micro-batch begins."""
-
     def __setattr__(self, name: str, value: Any) -> None:
-        # Such as `digests`: meant for the loader itself, which reads them.
         setattr(self.own, name, value)
-
-    def batch(self, indices: Any, *request: Any, **how: Any) -> Batch:
-        """See `Loader.batch`."""
-        batch: Batch = self.own.batch(indices, *request, **how)
-        # By identity: the micro-batch has this array.
-        self.seen[0][id(indices)] = batch
-        return batch

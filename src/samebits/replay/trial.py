@@ -32,7 +32,7 @@ from samebits.engine.checkpoints import CheckpointManager
 from samebits.engine.evaluate import evaluate_set
 from samebits.engine.job import Job
 from samebits.errors import ConfigError, SamebitsError
-from samebits.frames import is_user
+from samebits.frames import Line, is_user
 from samebits.plain_file import short_path
 from samebits.provenance.fingerprint import describe_kernels
 from samebits.recipes.catalog import find
@@ -120,13 +120,15 @@ def guarded(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"error": found, "line": line}
 
 
-def user_line_of(error: BaseException) -> list[Any] | None:
+def user_line_of(error: BaseException) -> Line | None:
     """Return file and line of the user's innermost frame of an error, if it has one."""
     # Errors that were raised `from` another one: the user's frame may be in the first of them.
     chain: BaseException | None = error
     while chain is not None:
-        lines = [[each.filename, each.lineno] for each in traceback.extract_tb(chain.__traceback__)]
-        if users := [line for line in lines if is_user(str(line[0]))]:
+        lines = [
+            (each.filename, each.lineno or 0) for each in traceback.extract_tb(chain.__traceback__)
+        ]
+        if users := [line for line in lines if is_user(line[0])]:
             return users[-1]
         chain = chain.__cause__
     return None

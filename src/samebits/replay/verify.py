@@ -1,9 +1,11 @@
 """Verification of a run: compare its files, choose segments, replay them in a world, and give a verdict."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from samebits.bench.processes import ask_here
 from samebits.config.schema import RunConfig
@@ -11,10 +13,10 @@ from samebits.errors import ConfigError, LaunchError, printable
 from samebits.inference.hub import signature_of
 from samebits.inference.trained_model import TrainedModel, describe_places
 from samebits.process_range import ProcessRange
+from samebits.provenance.fingerprint import Named
 from samebits.provenance.identity import check_replay
 from samebits.provenance.record import RunStatement, sha256_of_json
 from samebits.provenance.run_files import RunFiles
-from samebits.recipes.catalog import RecipeSpec
 from samebits.replay.record_files import CheckedFiles, check_files, not_compared, typed_settings
 from samebits.replay.segments import (
     Difference,
@@ -196,8 +198,11 @@ def verify(
                 else f"; recorded digest of samples {sha256_of_json(record.data)[:8]}…"
             )
             console.say(f"data       {place}{digest}")
-    if altered := _altered_settings(model, recipe):
+    try:
+        model.check_settings(recipe)
+    except ConfigError as error:  # they are not those in the run's checkpoint
         if not any(text.startswith("config.yaml:") for text in files.mismatches):
+            altered = error.slots.get("given", error.what).split("\n")
             files.mismatches += [f"config.yaml: {text}" for text in altered]
         done = Replay(
             notes=["no step was replayed, since config.yaml does not have the run's settings"]
@@ -246,18 +251,9 @@ def _choose(request: Request, segments: list[Segment], files: CheckedFiles) -> l
 
 def _replay(plan: Plan, config: RunConfig, procs: int) -> Replay:
     failure = LaunchError("the replay failed", fix="Read the output above; repeat with --procs 1.")
-    return Replay.from_plain(
+    return TypeAdapter(Replay).validate_python(
         ask_here(replay, (plan,), ProcessRange(procs, procs), config, failure, [replay.__module__])
     )
-
-
-def _altered_settings(model: TrainedModel, recipe: RecipeSpec) -> list[str]:
-    """Return the settings in `config.yaml` that are not those in the run's checkpoint, one line each."""
-    try:
-        model.check_settings(recipe)
-    except ConfigError as error:
-        return error.slots.get("given", error.what).split("\n")
-    return []
 
 
 def _judge(
@@ -293,9 +289,7 @@ def _judge(
     )
 
 
-def _pairs(
-    record: RunStatement | None, done: Replay
-) -> list[tuple[Mapping[str, str], Mapping[str, str]]]:
+def _pairs(record: RunStatement | None, done: Replay) -> list[tuple[Named, Named]]:
     """Return environment, code and data of the run's last world and of the replay."""
     if record is None:
         return []
@@ -306,7 +300,7 @@ def _pairs(
     ]
 
 
-def _unpaired(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def _unpaired(before: Named, now: Named) -> list[str]:
     """Name the digests that only the statement or only the replay has."""
     if not (before and now):
         return []
@@ -317,7 +311,7 @@ def _unpaired(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def _changes(before: Named, now: Named) -> list[str]:
     return [
         f"{name}: {before[name]} in the run, {now[name]} now"
         for name in before
