@@ -60,7 +60,13 @@ def leave(code: int) -> NoReturn:
         sys.exit(code)
     # `os._exit` skips exit functions, and Python has no public call for them.
     atexit._run_exitfuncs()
+    flush()
+    os._exit(code)
+
+
+def flush() -> None:
+    """Write what is printed so far, before `os._exit`, which does not."""
     for stream in (sys.stdout, sys.stderr):
+        # A closed pipe must not hide how the work ended.
         with suppress(OSError, ValueError):
             stream.flush()
-    os._exit(code)

@@ -24,7 +24,7 @@ from samebits.cluster import stacks
 from samebits.cluster.rendezvous import RankInfo, ranks_text
 from samebits.cluster.signed import SignedStore, count_and_linger, error_from_store, peek
 from samebits.cluster.silence import Silence
-from samebits.cluster.timeout import REPORT_EVERY_S, as_clock, call_with_timeout
+from samebits.cluster.timeout import REPORT_EVERY_S, as_clock, call_with_timeout, wait_until
 from samebits.errors import LaunchError
 from samebits.errors import to_json as error_to_json
 from samebits.open_files import explained, is_too_many_files, too_many_files
@@ -47,6 +47,11 @@ def is_lost_peer(error: BaseException) -> bool:
     """
     text = str(error).lower()
     return isinstance(error, RuntimeError) and any(part in text for part in LOST_PEER)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text; its type's name if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def name(info: RankInfo) -> str:
@@ -115,7 +120,7 @@ def could_not_connect(info: RankInfo, failure: BaseException, refusals: str = ""
     """Return the error of torch for a group of live ranks; `refusals`: evidence that another program uses the store."""
     if is_too_many_files(failure):
         return too_many_files()
-    reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+    reason = first_line(failure)
     if any(part in reason.lower() for part in _ENDED_PEER):
         return LaunchError(
             f"{name(info)} lost another process before all ranks were connected",
@@ -204,10 +209,8 @@ def connect(
 
 def wait_for_all(store: Store, size: int, limit_s: float) -> None:
     """Wait until all `size` ranks have connected: one that leaves earlier breaks the connections of the others."""
-    end = time.monotonic() + limit_s
     with suppress(dist.DistError):  # rank 0 has ended: it had waited, so all have connected
-        while store.add(_COUNT, 0) < size and time.monotonic() < end:
-            time.sleep(0.005)
+        wait_until(lambda: store.add(_COUNT, 0) >= size, limit_s, 0.005)
 
 
 class _Monitor:
@@ -309,7 +312,7 @@ class _Monitor:
                 if self._verdict is not None:
                     return
             except dist.DistError as error:
-                self._verdict = self._lost_store(str(error).splitlines()[0])
+                self._verdict = self._lost_store(first_line(error))
                 return
             self._unanswered_s = 0.0
 

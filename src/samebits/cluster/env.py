@@ -238,12 +238,12 @@ def read_assignment(
     return RankAssignment(
         rank=_checked_rank(rank, world_size, "--rank", "--world-size"),
         world_size=world_size,
-        local_rank=_number(environ, "LOCAL_RANK", None),
-        local_world_size=_number(environ, "LOCAL_WORLD_SIZE", None),
+        local_rank=_number(environ, "LOCAL_RANK"),
+        local_world_size=_number(environ, "LOCAL_WORLD_SIZE"),
         init=check_init(init),
         started_by="command line",
         key=run_key(environ),
-        node=_number(environ, "GROUP_RANK", None),
+        node=_number(environ, "GROUP_RANK"),
     )
 
 
@@ -255,7 +255,7 @@ def show_one_machine(environ: MutableMapping[str, str]) -> None:
 
 def node_number(environ: Mapping[str, str]) -> int | None:
     """Return the number of this machine, by the launcher or the scheduler; None if unknown."""
-    return _number(to_torchrun_env(environ)[0], "GROUP_RANK", None)
+    return _number(to_torchrun_env(environ)[0], "GROUP_RANK")
 
 
 def error_file(environ: Mapping[str, str]) -> str:
@@ -287,13 +287,13 @@ def _from_environment(
         _missing("WORLD_SIZE", environ)
     _checked_rank(rank, world_size, "RANK", "WORLD_SIZE")
     host = environ.get("MASTER_ADDR")
-    port = _number(environ, "MASTER_PORT", None)
+    port = _number(environ, "MASTER_PORT")
     if not host:
         _missing("MASTER_ADDR", environ)
     if port is None:
         _missing("MASTER_PORT", environ)
-    local_rank = _number(environ, "LOCAL_RANK", None)
-    local_world_size = _number(environ, "LOCAL_WORLD_SIZE", None)
+    local_rank = _number(environ, "LOCAL_RANK")
+    local_world_size = _number(environ, "LOCAL_WORLD_SIZE")
     if local_rank is not None and local_world_size is not None:
         _checked_rank(local_rank, local_world_size, "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     started_by: StartedBy = "torchrun" if environ.get("TORCHELASTIC_RUN_ID") else "command line"
@@ -308,13 +308,13 @@ def _from_environment(
             "MASTER_ADDR/MASTER_PORT",
         ),
         started_by=started_by,
-        restart=_number(environ, "TORCHELASTIC_RESTART_COUNT", None) or 0,
+        restart=_number(environ, "TORCHELASTIC_RESTART_COUNT") or 0,
         agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         run_id=environ.get("TORCHELASTIC_RUN_ID", ""),
         key=run_key(environ),
         views=environ.get(VIEWS, ""),
-        member=_number(environ, MEMBER, None) or 0,
-        node=_number(environ, "GROUP_RANK", None),
+        member=_number(environ, MEMBER) or 0,
+        node=_number(environ, "GROUP_RANK"),
     )
 
 
@@ -378,7 +378,7 @@ def check_init(init: str, where: str = "--init") -> str:
     )
 
 
-def _number(environ: Mapping[str, str], name: str, given: int | None) -> int | None:
+def _number(environ: Mapping[str, str], name: str, given: int | None = None) -> int | None:
     text = environ.get(name)
     if given is not None or not text:
         return given

@@ -9,7 +9,6 @@ import hashlib
 import hmac
 import json
 import logging
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 from torch.distributed import DistError, DistStoreError, Store
 
+from samebits.cluster.timeout import wait_until
 from samebits.errors import LaunchError, from_json
 
 LOGGER = logging.getLogger("samebits")
@@ -215,9 +215,8 @@ def count_and_linger(
     """
     with suppress(DistError):
         store.store.add(name, 1)
-        end = time.monotonic() + limit_s
-        while serves and store.count(name) < num_readers() and time.monotonic() < end:
-            time.sleep(0.005)
+        if serves:
+            wait_until(lambda: store.count(name) >= num_readers(), limit_s, 0.005)
 
 
 def error_from_store(value: Any) -> LaunchError | None:

@@ -18,7 +18,7 @@ from torch.distributed import Store, TCPStore
 from samebits.cluster.address import is_local_address, port_holder, split_endpoint, store_address
 from samebits.cluster.env import RankAssignment, command_for, command_option
 from samebits.cluster.signed import SignedStore, peek
-from samebits.cluster.timeout import REPORT_EVERY_S, as_clock, call_with_timeout
+from samebits.cluster.timeout import REPORT_EVERY_S, as_clock, call_with_timeout, wait_until
 from samebits.errors import LaunchError
 from samebits.process_range import RendezvousConfig
 
@@ -128,16 +128,16 @@ def open_store(
     )
     store = connect(host, port, assignment.init, timeout_s, "rank 0")
     # Verified before anything is written to it: rank 0 of a Samebits run serves the store.
-    end = time.monotonic() + SERVED_S
-    while not assignment.agent_store and peek(store, SERVED) is None:
-        if time.monotonic() > end:
-            raise LaunchError(
-                f"the store at {assignment.init} does not belong to a run of Samebits",
-                given=port_holder(port),
-                cause="torchrun or another program serves it",
-                fix="Choose another port, the same for all processes, or end that program.",
-            )
-        time.sleep(0.01)
+    is_served = assignment.agent_store or wait_until(
+        lambda: peek(store, SERVED) is not None, SERVED_S, 0.01
+    )
+    if not is_served:
+        raise LaunchError(
+            f"the store at {assignment.init} does not belong to a run of Samebits",
+            given=port_holder(port),
+            cause="torchrun or another program serves it",
+            fix="Choose another port, the same for all processes, or end that program.",
+        )
     return store
 
 

@@ -47,6 +47,16 @@ def call_with_timeout(
     return results[0]
 
 
+def wait_until(condition: Callable[[], object], limit_s: float, pause_s: float) -> bool:
+    """Wait until a condition holds, with a pause between two looks; return whether it does within the limit."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause_s)
+    return True
+
+
 class CallThread:
     """A thread that makes one call after the other, for a thread that may stop waiting for them.
 

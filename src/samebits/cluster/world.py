@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore, Store
 from samebits.cluster import abort, connecting, rendezvous, stacks
 from samebits.cluster.activity import Activity
 from samebits.cluster.address import interface_towards, machine, numbered
-from samebits.cluster.connecting import is_lost_peer
+from samebits.cluster.connecting import first_line, is_lost_peer
 from samebits.cluster.env import ALONE, RankAssignment
 from samebits.cluster.rendezvous import RankInfo, ranks_text
 from samebits.cluster.signed import SignedStore
@@ -267,7 +267,7 @@ def join(
         if is_lost_peer(error):
             raise LaunchError(
                 f"rank {world.rank} ({world.host}) lost another process",
-                given=_first_line(error)[:200],
+                given=first_line(error)[:200],
                 cause=out_of_files() or "that process has ended; its own output gives the reason",
                 fix="Read the output of the other ranks, or logs/ in the run folder.",
             ) from error
@@ -375,14 +375,10 @@ def _end_group() -> None:
         try:
             dist.destroy_process_group()
         except Exception as error:
-            print(f"process group: {_first_line(error)}", file=sys.stderr)
+            print(f"process group: {first_line(error)}", file=sys.stderr)
 
     if dist.is_initialized():
         # In a thread, since destroying the group can block forever after a peer has died.
         thread = threading.Thread(target=destroy, name="destroy-process-group", daemon=True)
         thread.start()
         thread.join(GOODBYE_S)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -236,14 +236,25 @@ def resume_from(resume: str, run_dir: Path | None) -> str:
 
 @contextmanager
 def join_world(here: RankAssignment, config: RunConfig) -> Iterator[World]:
-    """Join the world with the timeouts and the backend of the settings; see `cluster.world.join`."""
+    """Join the world with the timeouts and the backend of the settings; see `cluster.world.join` and `join_views`."""
     # Late: it imports torch, and most uses of this module come before that.
-    from samebits.cluster.views.regroup import join_any
+    from samebits.cluster.views.regroup import join_views
+    from samebits.cluster.world import join
     from samebits.portable.arithmetic import use_portable_arithmetic
 
     cluster = config.cluster
-    with join_any(
-        here, config.device, cluster.backend, cluster.join_timeout_s, cluster.timeout_s
+    join_s, timeout_s = cluster.join_timeout_s, cluster.timeout_s
+    # Members may change where processes recover in the step.
+    with (
+        join_views(here, join_s, timeout_s)
+        if here.views
+        else join(
+            here,
+            device=config.device,
+            backend=cluster.backend,
+            join_timeout_s=join_s,
+            timeout_s=timeout_s,
+        )
     ) as joined:
         try:
             yield joined

@@ -38,11 +38,8 @@ def import_path() -> dict[str, str]:
     folder = os.path.dirname(os.path.abspath(script)) if script else ""
     if hasattr(main, "get_ipython"):  # a notebook's kernel imports from the current folder
         # An empty entry stands for the current folder, wherever the other process is started.
-        folder = (
-            os.getcwd()
-            if "" in sys.path
-            else next((path for path in sys.path if path == os.getcwd()), "")
-        )
+        here = os.getcwd()
+        folder = here if "" in sys.path or here in sys.path else ""
     elif folder not in sys.path:
         folder = ""
     if not folder:

@@ -30,6 +30,7 @@ from typing import TypeVar
 
 from samebits import scratch
 from samebits.cluster.signals import STOP_SIGNALS, end_group, handled
+from samebits.cluster.timeout import wait_until
 from samebits.errors import printable, wrap_error
 from samebits.launch import failures
 from samebits.launch.failures import ErrorReport, ProcessFailure, RootCause
@@ -167,11 +168,11 @@ class Supervisor:
 
     def find_cause(self, processes: Processes, reports: Mapping[int, Path]) -> None:
         """Determine why a worker has failed, of all that are not done, report it, and end the others."""
-        end = time.monotonic() + GRACE_S
-        while time.monotonic() < end and any(
-            process.exitcode is None for process in processes.values()
-        ):
-            time.sleep(0.01)
+        wait_until(
+            lambda: all(process.exitcode is not None for process in processes.values()),
+            GRACE_S,
+            0.01,
+        )
         # Still running after the grace time: blocked in a collective, so its exit code has no information on the cause.
         late = {rank for rank, process in processes.items() if process.exitcode is None}
         send_signal(

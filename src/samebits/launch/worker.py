@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -80,11 +79,12 @@ def run_worker(
         report = failure_path.with_suffix(".part").open("w", encoding="utf-8")
     except FileNotFoundError:  # the launcher has ended already
         return WorkerResult(0, True)
-    state = {"finished": False, "orphan": False}
+    is_finished = is_orphan = False
 
     def orphaned() -> None:
-        state["orphan"] = True
-        if state["finished"]:
+        nonlocal is_orphan
+        is_orphan = True
+        if is_finished:
             os._exit(0)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(stop_timeout_s)
@@ -103,9 +103,9 @@ def run_worker(
         _fail(report, here, error)
     # From here on it only waits for the others.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    state["finished"] = True
-    _flush()
-    if state["orphan"]:
+    is_finished = True
+    abort.flush()
+    if is_orphan:
         os._exit(0)
     return WorkerResult(code if isinstance(code, int) else 0, signals.was_stop_requested)
 
@@ -113,7 +113,7 @@ def run_worker(
 def _fail(file: IO[str], here: RankAssignment, error: BaseException) -> None:
     error = explained(error)
     _report(file, here, error)
-    _flush()
+    abort.flush()
     # Not sys.exit: destroying a process group whose peers have ended may block.
     os._exit(_exit_code(error))
 
@@ -166,13 +166,3 @@ def _exit_code(error: BaseException) -> int:
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code & 0xFF or 1
     return 1
-
-
-def _flush() -> None:
-    # `os._exit` flushes nothing.
-    for stream in (sys.stdout, sys.stderr):
-        # A closed pipe must not hide how the work ended.
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            continue

@@ -28,9 +28,6 @@ from torch import Tensor, nn
 
 from samebits.parallel.tree import Node, are_siblings, push
 
-# Places of tensors in one flat tensor: gradients of a bucket.
-
-
 # float32 values in 64 bytes, torch's own alignment: kernels then take the same path for a view and a tensor.
 ALIGNMENT = 16
 
@@ -51,42 +48,10 @@ def round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-class Layout:
-    """Places of tensors in a flat one, in their own strides, each at a multiple of 64 bytes.
-
-    Args:
-        tensors: Dense tensors of any shape, on one device: the view of one with gaps would reach into the next one.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._shapes = [(tensor.shape, tensor.stride()) for tensor in tensors]
-        self._starts: list[int] = []
-        self.length = 0  #: Number of values of the flat tensor, at least.
-        for tensor in tensors:
-            self._starts.append(self.length)
-            self.length = round_up(self.length + tensor.numel(), ALIGNMENT)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
-
-    def view(self, values: Tensor, index: int) -> Tensor:
-        """Return the view of a flat tensor, (length,) or longer, in the shape and strides of a tensor."""
-        # In its own strides, so that a channels-last weight has a channels-last gradient.
-        return values.as_strided(*self._shapes[index], self._starts[index])
-
-
 TAIL = -1  # in `Flat.written`
 NO_LEAF = 1 << 62  # after the last one
 # values of a gradient: a further pass over its memory costs more than a call of its own
 _LARGE = 1 << 14
-
-
-def second_gradient(parameter: nn.Parameter) -> RuntimeError:
-    """Return the error for a second gradient of a parameter in one micro-batch."""
-    return RuntimeError(
-        f"a parameter of shape {tuple(parameter.shape)} got its gradient twice in one micro-batch: "
-        "call backward once, and use torch.utils.checkpoint with use_reentrant=False"
-    )
 
 
 class Flat:
@@ -95,7 +60,7 @@ class Flat:
     def __init__(self, bucket: "Bucket") -> None:
         self.values = torch.zeros(bucket.length, device=bucket.device)  #: (length,) flat tensor.
         #: Views of it in the parameters' shapes and strides.
-        self.views = [bucket.layout.view(self.values, index) for index in range(len(bucket.layout))]
+        self.views = [self.values.as_strided(*place) for place in bucket.places]
         #: (tail_length,) view of the values behind the gradients.
         self.tail = self.values[bucket.tail_start : bucket.tail_start + bucket.tail_length]
         #: Indices of the parameters whose views have values of this step, and TAIL where the tail has.
@@ -128,7 +93,7 @@ class Bucket:
     """Gradients of several parameters, and behind them a tail for other values that a step sums.
 
     Args:
-        parameters: Float32, on one device.
+        parameters: Float32 and dense, on one device: the view of one with gaps would reach into the next one.
         num_chunks: The length is rounded up to a multiple of this many equal, aligned chunks.
     """
 
@@ -141,8 +106,13 @@ class Bucket:
     ) -> None:
         self.parameters = list(parameters)
         self.device = device
-        self.layout = Layout(self.parameters)  #: Places of the gradients.
-        self.tail_start = self.layout.length
+        #: Shape, strides and start of each gradient: in its own strides, so that a channels-last weight has a
+        #: channels-last gradient, and at a multiple of 64 bytes.
+        self.places: list[tuple[torch.Size, tuple[int, ...], int]] = []
+        self.tail_start = 0
+        for each in self.parameters:
+            self.places.append((each.shape, each.stride(), self.tail_start))
+            self.tail_start = round_up(self.tail_start + each.numel(), ALIGNMENT)
         self.tail_length = tail_length
         self.length = round_up(self.tail_start + tail_length, ALIGNMENT * num_chunks)
         #: This process's nodes of the tree, each with its sum.
@@ -279,7 +249,10 @@ class Bucket:
     def _first_gradient(self, leaf: Leaf, index: int) -> nn.Parameter:
         parameter = self.parameters[index]
         if index not in leaf.missing:
-            raise second_gradient(parameter)
+            raise RuntimeError(
+                f"a parameter of shape {tuple(parameter.shape)} got its gradient twice in one micro-batch: "
+                "call backward once, and use torch.utils.checkpoint with use_reentrant=False"
+            )
         leaf.missing.remove(index)
         return parameter
 

@@ -22,7 +22,6 @@ from typing import Any, Generic, TypeVar
 from samebits.portable.arithmetic import in_this_arithmetic
 
 T = TypeVar("T")
-S = TypeVar("S")
 IDLE_S = 2.0  # after which an idle thread ends
 
 
@@ -89,7 +88,7 @@ class _Coroutine(Generic[T]):
     Attributes:
         value: What the function waits with; None while it runs and once it has returned.
         answer: What its `wait` returns when it resumes.
-        state: The process-wide state with which it resumes, in a list of one.
+        state: Restores the process-wide state with which it resumes, in a list of one.
         is_started: Whether it has a thread.
         has_arrived: Whether it waits for the others, or is done.
         is_done: Whether it has returned or raised.
@@ -103,7 +102,7 @@ class _Coroutine(Generic[T]):
         self.body = body
         self.value: Any = None
         self.answer: Any = None
-        self.state: list[Any] = []
+        self.state: list[Callable[[], None]] = []
         self.is_started = self.has_arrived = self.is_done = False
         self.results: list[T] = []
         self.error: BaseException | None = None
@@ -117,14 +116,12 @@ class Coroutines:
     """Runs functions by turns, so that they can wait for each other inside any call.
 
     Args:
-        save: Called when a function starts to wait: returns its process-wide state, and resets the process.
+        save: Called when a function starts to wait: resets the process, and returns what restores its process-wide
+            state.
     """
 
-    def __init__(
-        self, save: Callable[[], S], restore: Callable[[S], None], idle_s: float = IDLE_S
-    ) -> None:
-        self._save: Callable[[], Any] = save
-        self._restore: Callable[[Any], None] = restore
+    def __init__(self, save: Callable[[], Callable[[], None]], idle_s: float = IDLE_S) -> None:
+        self._save = save
         self._threads = _ThreadPool(idle_s)
         self._all: list[_Coroutine[Any]] = []
         self._current: _Coroutine[Any] | None = None
@@ -210,7 +207,7 @@ class Coroutines:
     def _resume(self, coroutine: _Coroutine[Any]) -> None:
         self._current = coroutine
         if coroutine.state:
-            self._restore(coroutine.state.pop())
+            coroutine.state.pop()()
         if coroutine.is_started:
             coroutine.resumed.release()
         else:

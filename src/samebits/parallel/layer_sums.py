@@ -389,21 +389,6 @@ KINDS: dict[type[nn.Module], type[_SynchronizedBatchNorm]] = {
 }
 
 
-def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """Return a model's batch norms by name. Raises ConfigError if one is of a class that cannot be synchronized."""
-    layers: dict[str, nn.Module] = {
-        name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)
-    }
-    for name, module in layers.items():
-        if type(module) not in KINDS and not isinstance(module, _SynchronizedBatchNorm):
-            raise ConfigError(
-                f"batch_norm=sync cannot synchronize {name}, a {type(module).__name__}",
-                allowed=", ".join(f"torch.nn.{kind.__name__}" for kind in KINDS),
-                fix="Set batch_norm=micro, or build the model with one of the allowed classes.",
-            )
-    return layers
-
-
 def synchronize(
     model: nn.Module, world: World, device: torch.device, coroutines: Coroutines
 ) -> LayerSums | None:
@@ -416,9 +401,18 @@ def synchronize(
     Raises:
         ConfigError: A batch norm is of a class that cannot be synchronized.
     """
-    layers = batch_norms(model)
+    layers: dict[str, nn.Module] = {
+        name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)
+    }
     if not layers:
         return None
+    for name, module in layers.items():
+        if type(module) not in KINDS and not isinstance(module, _SynchronizedBatchNorm):
+            raise ConfigError(
+                f"batch_norm=sync cannot synchronize {name}, a {type(module).__name__}",
+                allowed=", ".join(f"torch.nn.{kind.__name__}" for kind in KINDS),
+                fix="Set batch_norm=micro, or build the model with one of the allowed classes.",
+            )
     locations = [f"{name}, {direction}" for name in layers for direction in ("forward", "backward")]
     # A forward pass contributes a count, and two values a channel.
     longest = max(1 + 2 * int(layer.num_features) for layer in layers.values())  # type: ignore[arg-type]  # a module's attributes are Tensor or Module to mypy

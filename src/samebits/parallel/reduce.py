@@ -9,10 +9,8 @@ not over ranks. Two micro-batches and three buckets, the last one with the tail 
                          b2: leaf 0 and tail                b2: leaf 1 and tail     | start b2 first
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -245,23 +243,7 @@ def group(parameters: Sequence[nn.Parameter], max_bytes: int) -> list[list[nn.Pa
     return groups
 
 
-def make_buckets(
-    parameters: Sequence[nn.Parameter], tail_length: int, world: World, *, max_bytes: int
-) -> list[Bucket]:
-    """Make all buckets of a model, in the order in which they are sent. The last one has the tail.
-
-    Args:
-        tail_length: Number of values summed beside the gradients.
-    """
-    # The length of a bucket must not depend on a world whose size may change.
-    device = parameters[0].device
-    size = world.size if world.membership is None else 1
-    groups = group(parameters, max_bytes)
-    buckets = [Bucket(group, 0, size, device) for group in groups[:-1]]
-    return [*buckets, Bucket(groups[-1], tail_length, size, device)]
-
-
-# One contract for all sums of a step: over the copies of a model, and after a loss.
+# The sums of a step, over the copies of a model and after a loss.
 #
 # begin          the step's start: buffers are stored, gradients are dropped
 #   run            for each micro-batch of this rank:
@@ -272,135 +254,11 @@ def make_buckets(
 
 
 T = TypeVar("T")
-
-
-class StepSum(ABC):
-    """Sums gradients, buffer changes and a few extra values over a step's micro-batches and all ranks.
-
-    Args:
-        num_extras: Number of extra values for each `backward`, weighted and summed like the gradients.
-
-    Attributes:
-        extras: The means of the extra values over the step's samples, after `reduce`.
-        flag: The number that rank 0 has sent, after `reduce`.
-        norm: The 2-norm of the gradient, after `reduce`; not finite where any of its values is not.
-    """
-
-    def __init__(self, model: nn.Module, world: World, num_extras: int) -> None:
-        self._world = world
-        self._num_extras = num_extras
-        self._device = next(
-            (each.device for each in model.parameters() if each.requires_grad), world.device
-        )
-        self._buffers = RunningBuffers(model)
-        self._step: Step | None = None
-        self._now: MicroBatch | None = None
-        self._loss_scale = 1.0
-        self.extras: list[float] = []
-        self.flag = self.norm = 0.0
-
-    def begin(self, step: Step, loss_scale: float = 1.0) -> None:
-        """Start a step.
-
-        Args:
-            loss_scale: A power of two that multiplies the loss in the backward pass. Gradients are divided by it
-                before they are summed. A power of two rounds nothing.
-        """
-        self._step = step
-        self._loss_scale = loss_scale
-        self._now = None
-        self._buffers.start_step()
-
-    def run(self, body: Callable[[MicroBatch], T], suspects: Suspects | None = None) -> list[T]:
-        """Call `body(micro_batch)` for each of the step's micro-batches of this process.
-
-        Only one runs at a time, the first one first. Synchronized micro-batches switch wherever they wait.
-
-        Args:
-            suspects: Receives the micro-batches that contributed a non-finite value to a synchronized batch norm.
-
-        Returns:
-            The result of each call.
-        """
-        return [body(micro_batch) for micro_batch in self._present.micro_batches]
-
-    @contextmanager
-    def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
-        """Context of one forward and backward pass. Seeds torch's generators by the micro-batch's key."""
-        self._enter(micro_batch)
-        seed_forward(micro_batch.forward_key, self._device)
-        try:
-            yield
-        finally:
-            self._now = None
-
-    @property
-    def _present(self) -> Step:
-        assert self._step is not None, "begin(step) comes first"
-        return self._step
-
-    @property
-    def _weight(self) -> float:
-        assert self._now is not None, "call backward inside `with reducer.micro_batch(...)`"
-        return self._now.weight
-
-    def _extras(self, given: Tensor | None) -> Tensor:
-        """Return the extra values of a micro-batch, (num_extras,) float32; zeros if there are none."""
-        return (
-            torch.zeros(self._num_extras, device=self._device)
-            if given is None
-            else given.detach().float()
-        )
-
-    def _enter(self, micro_batch: MicroBatch) -> None:
-        """Prepare for a micro-batch's gradients."""
-        self._now = micro_batch
-
-    @abstractmethod
-    def backward(self, loss: Tensor, extras: Tensor | None = None) -> None:
-        """Run backward for the micro-batch, and add its weighted gradients to the step's.
-
-        Args:
-            loss: (), the mean over the micro-batch's samples.
-            extras: (num_extras,) values to average over the step's samples.
-        """
-
-    @abstractmethod
-    def reduce(self, flag: float = 0.0) -> None:
-        """Finish the sums over all ranks.
-
-        Sets the `grad` of every parameter, the model's buffers, and this object's `extras`, `flag` and `norm`. A
-        parameter without a gradient in any micro-batch of the step has `grad` None on every rank.
-
-        Args:
-            flag: A number that rank 0 sends to all ranks.
-        """
-
-    @abstractmethod
-    def scale(self, factor: float) -> None:
-        """Multiply the step's gradient."""
-
-    def undo_buffers(self) -> None:
-        """Reset the model's buffers, to drop the step."""
-        self._buffers.reset()
-
-
 BUCKET_BYTES = 25 * 1024 * 1024  # as `bucket_cap_mb` of torch's DDP
 # Between machines: what the last bucket, which is complete when backward ends, has of all bytes; and fewest bytes of a
 # bucket, 8 ms at 1 Gbit/s.
 LAST_SHARE = 16
 MIN_LINK_BYTES = 1024 * 1024
-
-
-@dataclass
-class _ProcessState:
-    """Process-wide state of a micro-batch that waits inside `LayerSums`. All other state is on its thread's stack."""
-
-    now: MicroBatch | None
-    leaves: list[Leaf]
-    generator: Tensor
-    cuda_generator: Tensor | None
-    buffers: list[Tensor]
 
 
 def bucket_bytes(parameters: Sequence[nn.Parameter], world: World) -> int:
@@ -419,8 +277,8 @@ def bucket_bytes(parameters: Sequence[nn.Parameter], world: World) -> int:
     )
 
 
-class Reducer(StepSum):
-    """The sum over whole copies of a model.
+class Reducer:
+    """Sums gradients, buffer changes and a few extra values over a step's micro-batches and all ranks.
 
     Making one is a collective call: all ranks receive rank 0's parameters and buffers. One step:
 
@@ -441,6 +299,11 @@ class Reducer(StepSum):
         num_extras: Number of extra values for each `backward`, weighted and summed like the gradients.
         synchronized: Compute batch norm's statistics over all micro-batches of a step.
 
+    Attributes:
+        extras: The means of the extra values over the step's samples, after `reduce`.
+        flag: The number that rank 0 has sent, after `reduce`.
+        norm: The 2-norm of the gradient, after `reduce`; not finite where any of its values is not.
+
     Raises:
         ConfigError: The class of a batch norm cannot be synchronized.
     """
@@ -456,28 +319,44 @@ class Reducer(StepSum):
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # As in DDP, every rank starts with rank 0's values.
         collectives.broadcast_tensors(world, [*model.parameters(), *model.buffers()])
-        super().__init__(model, world, num_extras)
+        self._world = world
+        self._num_extras = num_extras
+        self._device = trained[0].device
+        self._buffers = RunningBuffers(model)
+        self._step: Step | None = None
+        self._now: MicroBatch | None = None
+        self._loss_scale = 1.0
+        self.extras: list[float] = []
+        self.flag = self.norm = 0.0
         # Backward reaches the last parameters first, so buckets in that order can be sent while it continues.
         self._parameters = trained[::-1]
         self._sizes = [1, num_extras, len(trained), len(self._buffers)]
-        buckets = make_buckets(
-            self._parameters,
-            sum(self._sizes),
-            world,
-            max_bytes=bucket_bytes(self._parameters, world),
-        )
+        # The length of a bucket must not depend on a world whose size may change.
+        num_chunks = world.size if world.membership is None else 1
+        # In the order in which they are sent. The last one has the tail.
+        *groups, last = group(self._parameters, bucket_bytes(self._parameters, world))
+        buckets = [Bucket(each, 0, num_chunks, self._device) for each in groups]
+        buckets.append(Bucket(last, sum(self._sizes), num_chunks, self._device))
         self._sum = BucketSum(buckets, world)
         for number, bucket in enumerate(buckets):
             for index, parameter in enumerate(bucket.parameters):
                 parameter.register_post_accumulate_grad_hook(self._hook(number, index))
-        coroutines = Coroutines(self._save, self._restore)
+        coroutines = Coroutines(self._save)
         self._layer_sums = (
             synchronize(model, world, self._device, coroutines) if synchronized else None
         )
 
     def begin(self, step: Step, loss_scale: float = 1.0) -> None:
-        """See `StepSum.begin`."""
-        super().begin(step, loss_scale)
+        """Start a step.
+
+        Args:
+            loss_scale: A power of two that multiplies the loss in the backward pass. Gradients are divided by it
+                before they are summed. A power of two rounds nothing.
+        """
+        self._step = step
+        self._loss_scale = loss_scale
+        self._now = None
+        self._buffers.start_step()
         self._sum.start_step(step)
         for _, flat in self._sum.buckets[-1].nodes:
             flat.tail[0] = 0.0  # the flag of the attempt before, in sums that are held
@@ -485,19 +364,57 @@ class Reducer(StepSum):
             parameter.grad = None
 
     def run(self, body: Callable[[MicroBatch], T], suspects: Suspects | None = None) -> list[T]:
-        """See `StepSum.run`."""
+        """Call `body(micro_batch)` for each of the step's micro-batches of this process.
+
+        Only one runs at a time, the first one first. Synchronized micro-batches switch wherever they wait.
+
+        Args:
+            suspects: Receives the micro-batches that contributed a non-finite value to a synchronized batch norm.
+
+        Returns:
+            The result of each call.
+        """
+        micro_batches = self._present.micro_batches
         if self._layer_sums is None:
-            return super().run(body, suspects)
-        return self._layer_sums.run(self._present.micro_batches, self._sum.nodes, body, suspects)
+            return [body(micro_batch) for micro_batch in micro_batches]
+        return self._layer_sums.run(micro_batches, self._sum.nodes, body, suspects)
+
+    @contextmanager
+    def micro_batch(self, micro_batch: MicroBatch) -> Iterator[None]:
+        """Context of one forward and backward pass. Seeds torch's generators by the micro-batch's key."""
+        assert self._layer_sums is None or self._layer_sums.is_open, (
+            "synchronized micro-batches run in `reducer.run`"
+        )
+        assert self._step is not None, "begin(step) comes first"
+        self._sum.start_leaves(micro_batch.index)
+        self._now = micro_batch
+        seed_forward(micro_batch.forward_key, self._device)
+        try:
+            yield
+        finally:
+            self._now = None
+
+    @property
+    def _present(self) -> Step:
+        assert self._step is not None, "begin(step) comes first"
+        return self._step
 
     def backward(self, loss: Tensor, extras: Tensor | None = None) -> None:
-        """See `StepSum.backward`."""
-        weight = self._weight
+        """Run backward for the micro-batch, and add its weighted gradients to the step's.
+
+        Args:
+            loss: (), the mean over the micro-batch's samples.
+            extras: (num_extras,) values to average over the step's samples; None: zeros.
+        """
+        assert self._now is not None, "call backward inside `with reducer.micro_batch(...)`"
+        weight = self._now.weight
         (loss * (weight * self._loss_scale)).backward()  # weighted here: leaves are then only added
+        if extras is None:
+            extras = torch.zeros(self._num_extras, device=self._device)
         # A parameter that no micro-batch used has grad None on all ranks: optimizers then skip it, and do not decay it.
         flag = torch.zeros(1, device=self._device)
         tail = torch.cat(
-            [flag, self._extras(extras), self._sum.used(), self._buffers.take_change()]
+            [flag, extras.detach().float(), self._sum.used(), self._buffers.take_change()]
         )
         self._sum.leaves[-1].put_tail(tail.mul_(weight))
         for number, leaf in enumerate(self._sum.leaves):
@@ -505,7 +422,14 @@ class Reducer(StepSum):
                 self._complete(number)
 
     def reduce(self, flag: float = 0.0) -> None:
-        """See `StepSum.reduce`."""
+        """Finish the sums over all ranks.
+
+        Sets the `grad` of every parameter, the model's buffers, and this object's `extras`, `flag` and `norm`. A
+        parameter without a gradient in any micro-batch of the step has `grad` None on every rank.
+
+        Args:
+            flag: A number that rank 0 sends to all ranks.
+        """
         if self._world.rank == 0:
             self._sum.buckets[-1].nodes[0][1].tail[0] = (
                 flag  # 0 in all other leaves, so the sum is rank 0's number
@@ -525,10 +449,14 @@ class Reducer(StepSum):
             parameter.grad = gradient
 
     def scale(self, factor: float) -> None:
-        """See `StepSum.scale`."""
+        """Multiply the step's gradient."""
         for bucket in self._sum.buckets:
             if bucket.result is not None:
                 bucket.result.values[: bucket.tail_start].mul_(factor)
+
+    def undo_buffers(self) -> None:
+        """Reset the model's buffers, to drop the step."""
+        self._buffers.reset()
 
     def _hook(self, number: int, index: int) -> Callable[[Tensor], None]:
         bucket = self._sum.buckets[number]
@@ -545,14 +473,6 @@ class Reducer(StepSum):
 
         return take
 
-    def _enter(self, micro_batch: MicroBatch) -> None:
-        assert self._layer_sums is None or self._layer_sums.is_open, (
-            "synchronized micro-batches run in `reducer.run`"
-        )
-        assert self._step is not None, "begin(step) comes first"
-        self._sum.start_leaves(micro_batch.index)
-        self._now = micro_batch
-
     def _complete(self, number: int) -> None:
         self._sum.buckets[number].add_given(self._sum.leaves[number], 1.0 / self._loss_scale)
         self._end(number)
@@ -561,23 +481,25 @@ class Reducer(StepSum):
         # The small messages of synchronized batch norm would queue behind these.
         self._sum.end_leaf(number, may_send=self._layer_sums is None)
 
-    def _save(self) -> _ProcessState:
+    def _save(self) -> Callable[[], None]:
+        """Keep the process-wide state of a micro-batch that waits inside `LayerSums`; the rest is on its stack."""
+        now = self._now
+        leaves = self._sum.leaves
         is_cuda = self._device.type == "cuda"
         cuda_generator = torch.cuda.get_rng_state(self._device) if is_cuda else None
-        state = _ProcessState(
-            self._now,
-            self._sum.leaves,
-            torch.get_rng_state(),
-            cuda_generator,
-            self._buffers.snapshot(),
-        )
+        generator = torch.get_rng_state()
+        buffers = self._buffers.snapshot()
         self._now = None
-        return state
 
-    def _restore(self, state: _ProcessState) -> None:
-        self._now = state.now
-        self._sum.leaves = state.leaves
-        torch.set_rng_state(state.generator)
-        if state.cuda_generator is not None:
-            torch.cuda.set_rng_state(state.cuda_generator, self._device)
-        self._buffers.restore(state.buffers)
+        def restore() -> None:
+            self._now = now
+            self._sum.leaves = leaves
+            torch.set_rng_state(generator)
+            if cuda_generator is not None:
+                torch.cuda.set_rng_state(cuda_generator, self._device)
+            self._buffers.restore(buffers)
+
+        return restore
+
+
+StepSum = Reducer  # as `engine.job` names it

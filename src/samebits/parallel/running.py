@@ -32,9 +32,8 @@ class RunningBuffers:
         self._entries: list[tuple[nn.Module, str, str, Tensor]] = []
         self._constants: list[tuple[str, Tensor, Tensor]] = []
         by_type: dict[torch.dtype, list[Tensor]] = {}
-        # name, dtype, start and end within the flat tensor
-        others: list[tuple[str, torch.dtype, int, int]] = []
-        lengths: dict[torch.dtype, int] = {}
+        # name, number of the flat tensor, start and end within it
+        self._others: list[tuple[str, int, int, int]] = []
         for prefix, module in model.named_modules():
             for name, buffer in module.named_buffers(recurse=False):
                 full_name = f"{prefix}.{name}" if prefix else name
@@ -49,17 +48,16 @@ class RunningBuffers:
                 if buffer.dtype == torch.bool:
                     self._constants.append((full_name, buffer, buffer.clone()))
                 else:
-                    by_type.setdefault(buffer.dtype, []).append(buffer)
-                    start = lengths.get(buffer.dtype, 0)
-                    lengths[buffer.dtype] = start + buffer.numel()
+                    before = by_type.setdefault(buffer.dtype, [])
+                    start = sum(each.numel() for each in before)
+                    before.append(buffer)
                     if name not in (*AVERAGED, *getattr(module, "averaged_buffers", ())):
-                        others.append((full_name, buffer.dtype, start, lengths[buffer.dtype]))
+                        number = list(by_type).index(buffer.dtype)
+                        self._others.append((full_name, number, start, start + buffer.numel()))
                 self._entries.append((module, name, full_name, buffer))
         self._flats = [_flatten(buffers) for buffers in by_type.values()]
         self._olds = [flat.clone() for flat in self._flats]
         self._bases = self._olds  # what `change` compares with
-        index = {dtype: number for number, dtype in enumerate(by_type)}
-        self._others = [(name, index[dtype], start, end) for name, dtype, start, end in others]
         self._num_to_compare = _NUM_COMPARED
         self._device = next(
             (parameter.device for parameter in model.parameters()), torch.device("cpu")

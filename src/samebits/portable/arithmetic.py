@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes  # no public nam
 
 from samebits.errors import ConfigError
 from samebits.portable.floats import in_python_math
-from samebits.portable.mode import LIST_OPERATIONS, ListingMode, PortableMode
+from samebits.portable.mode import LIST_OPERATIONS, PortableMode
 from samebits.portable.randomness import in_torch_init
 
 VERSION = "portable v1"
@@ -147,12 +147,13 @@ def portable_arithmetic(mode: PortableMode | None = None) -> Iterator[None]:
     """Compute in portable arithmetic in this thread.
 
     Args:
-        mode: What replaces the operations; None: refuse those that have no portable form.
+        mode: What replaces the operations; None: refuse those that have no portable form, or list them where the
+            process is asked to.
 
     Raises:
         ConfigError: Inside, at an operation that has no portable form.
     """
-    with _switches(), mode or PortableMode():
+    with _switches(), mode or PortableMode(lists=LIST_OPERATIONS in os.environ):
         if not _here.depth:
             _set_flush_denormal(False)  # of this thread
             _check_denormal_numbers()
@@ -176,17 +177,13 @@ def in_this_arithmetic(body: Callable[[], None]) -> Callable[[], None]:
         if is_on == is_portable():
             body()
         elif is_on:
-            with portable_arithmetic(_new_mode()):
+            with portable_arithmetic():
                 body()
         else:  # a thread that is kept from before
             with _disable_current_modes():
                 body()
 
     return run
-
-
-def _new_mode() -> PortableMode:
-    return ListingMode() if LIST_OPERATIONS in os.environ else PortableMode()
 
 
 @contextmanager
@@ -210,7 +207,7 @@ def use_portable_arithmetic(on: bool) -> None:
     global _entered
     if on and _entered is None:
         with ExitStack() as entered:
-            entered.enter_context(portable_arithmetic(_new_mode()))
+            entered.enter_context(portable_arithmetic())
             entered.enter_context(_in_new_threads())
             _entered = entered.pop_all()
     elif not on and _entered is not None:

@@ -135,14 +135,12 @@ def tanh(x: Tensor) -> Tensor:
     return torch.where(x.abs() < 2.0**-12, x - over(x * x * x, 3.0), result)
 
 
-def _log1p(x: Tensor) -> Tensor:
+def log1p64(x: Tensor) -> Tensor:
+    """log(1 + x) of float64; near 0 by its series."""
     return torch.where(x.abs() < 2.0**-12, x - x * x * 0.5 + over(x * x * x, 3.0), log64(1.0 + x))
 
 
-@_elementwise
-def log1p(x: Tensor) -> Tensor:
-    """log(1 + x); near 0 by its series."""
-    return _log1p(x)
+log1p = _elementwise(log1p64)
 
 
 @_elementwise
@@ -156,13 +154,13 @@ def logaddexp(x: Tensor, y: Tensor) -> Tensor:
     top = torch.maximum(x, y)
     low = torch.minimum(x, y)
     apart = (low - top).nan_to_num(0.0, neginf=-150.0).double()  # inf - inf is NaN
-    return (_log1p(exp64(apart)) + top).to(x.dtype)
+    return (log1p64(exp64(apart)) + top).to(x.dtype)
 
 
 @_elementwise
 def softplus(x: Tensor) -> Tensor:
     """log(1 + e**x)."""
-    return _log1p(exp64(-x.abs())).add_(x.clamp(min=0.0))
+    return log1p64(exp64(-x.abs())).add_(x.clamp(min=0.0))
 
 
 def erf64(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -16,29 +17,18 @@ from samebits.portable.grid import exact_sum, over
 from samebits.portable.pooling import on_grid, scatter_sum
 from samebits.portable.products import matmul
 
-Weights = Callable[[int, int, bool, float | None, torch.device], Tensor]
+# From the place of each pixel of the result in the image, the image's size, and its pixels for each of the result.
+Weights = Callable[[Tensor, int, float], Tensor]
 
 
-def _places(
-    size: int, out: int, corners: bool, scale: float | None, device: torch.device
-) -> Tensor:
-    """Place of each pixel of the result in the image, (out,) float64."""
-    i = torch.arange(out, device=device).double()
-    if corners:
-        return i * ((size - 1) / (out - 1) if out > 1 else 0.0)
-    return (i + 0.5) * (1.0 / scale if scale else size / out) - 0.5
-
-
-def _bilinear(
-    size: int, out: int, corners: bool, scale: float | None, device: torch.device
-) -> Tensor:
+def _bilinear(place: Tensor, size: int, ratio: float) -> Tensor:
     """Weights of bilinear resizing, (out, size) float32."""
-    place = _places(size, out, corners, scale, device).clamp_(min=0.0)
+    place = place.clamp(min=0.0)
     low = place.floor().clamp_(max=size - 1).long()
     high = (low + 1).clamp_(max=size - 1)
     part = (place - low.double()).float()
-    weights = torch.zeros(out, size, device=device)
-    row = torch.arange(out, device=device)
+    weights = part.new_zeros(len(place), size)
+    row = torch.arange(len(place), device=place.device)
     weights[row, low] = 1.0 - part
     weights[row, high] += part
     return weights
@@ -52,14 +42,11 @@ def _cubic(x: Tensor, a: float) -> Tensor:
     return torch.where(x <= 1.0, near, torch.where(x < 2.0, far, 0.0))
 
 
-def _bicubic(
-    size: int, out: int, corners: bool, scale: float | None, device: torch.device
-) -> Tensor:
+def _bicubic(place: Tensor, size: int, ratio: float) -> Tensor:
     """Weights of bicubic resizing, (out, size) float32; pixels outside are those of the edge."""
-    place = _places(size, out, corners, scale, device)
     low = place.floor()
-    weights = torch.zeros(out, size, device=device, dtype=torch.float64)
-    row = torch.arange(out, device=device)
+    weights = place.new_zeros(len(place), size)
+    row = torch.arange(len(place), device=place.device)
     for tap in (-1, 0, 1, 2):
         weights[row, (low.long() + tap).clamp_(0, size - 1)] += _cubic(place - (low + tap), -0.75)
     return weights.float()
@@ -68,16 +55,10 @@ def _bicubic(
 def _antialiased(kernel: Callable[[Tensor], Tensor], reach: float) -> Weights:
     """Weights by a kernel that is as wide as `reach` pixels of the result to each side, if these are larger."""
 
-    def weights(
-        size: int, out: int, corners: bool, scale: float | None, device: torch.device
-    ) -> Tensor:
-        if corners:
-            ratio = (size - 1) / (out - 1) if out > 1 else 0.0
-        else:
-            ratio = 1.0 / scale if scale else size / out
-        center = (torch.arange(out, device=device).double() + 0.5)[:, None] * ratio
+    def weights(place: Tensor, size: int, ratio: float) -> Tensor:
+        center = (torch.arange(len(place), device=place.device).double() + 0.5)[:, None] * ratio
         wide = max(ratio, 1.0)
-        pixel = torch.arange(size, device=device).double()
+        pixel = torch.arange(size, device=place.device).double()
         first, last = ((center + sign * reach * wide + 0.5).trunc() for sign in (-1.0, 1.0))
         values = torch.where(
             (pixel >= first) & (pixel < last), kernel(over(pixel - center + 0.5, wide)), 0.0
@@ -99,26 +80,23 @@ def _resized(x: Tensor, matrices: Sequence[Tensor]) -> Tensor:
 def _operations(weights: Weights) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """Resizing of (N, C, ...), and the gradient of its input."""
 
-    def matrices(
-        shape: Sequence[int],
-        size: Sequence[int],
-        corners: bool,
-        scales: Sequence[float | None],
-        device: torch.device,
-    ) -> list[Tensor]:
-        scales = scales or [None] * len(size)
-        each = zip(shape, size, scales, strict=True)
-        return [weights(n, out, corners, scale, device) for n, out, scale in each]
+    def matrix(size: int, out: int, corners: bool, scale: float | None, like: Tensor) -> Tensor:
+        i = torch.arange(out, device=like.device).double()
+        if corners:
+            ratio = (size - 1) / (out - 1) if out > 1 else 0.0
+            return weights(i * ratio, size, ratio)
+        ratio = 1.0 / scale if scale else size / out
+        return weights((i + 0.5) * ratio - 0.5, size, ratio)
 
     def forward(x: Tensor, size: Sequence[int], corners: bool, *scales: float | None) -> Tensor:
-        return _resized(x, matrices(x.shape[2:], size, corners, scales, x.device))
+        each = zip_longest(x.shape[2:], size, scales)
+        return _resized(x, [matrix(n, out, corners, scale, x) for n, out, scale in each])
 
     def backward(
         g: Tensor, size: Sequence[int], shape: Sequence[int], corners: bool, *scales: float | None
     ) -> Tensor:
-        return _resized(
-            g, [each.T for each in matrices(shape[2:], size, corners, scales, g.device)]
-        )
+        each = zip_longest(shape[2:], size, scales)
+        return _resized(g, [matrix(n, out, corners, scale, g).T for n, out, scale in each])
 
     return forward, backward
 
@@ -178,16 +156,14 @@ class _Corners:
         self.is_nearest = mode == 1
         if self.is_nearest:
             column, row = (each.round().long()[None] for each in places)
-            self._set(column, row, h, w)
-            self.weights = torch.ones_like(self.is_inside, dtype=x.dtype)
-            return
-        low = [each.floor() for each in places]
-        self.tx, self.ty = (place - each for place, each in zip(places, low, strict=True))
-        columns, rows = (torch.stack([each.long(), each.long() + 1]) for each in low)
-        self._set(columns[[0, 1, 0, 1]], rows[[0, 0, 1, 1]], h, w)
-        self.weights = _shares(self.tx, self.ty)
-
-    def _set(self, column: Tensor, row: Tensor, h: int, w: int) -> None:
+            self.weights = torch.ones_like(places[0], dtype=x.dtype)[None]
+        else:
+            low = [each.floor() for each in places]
+            self.tx, self.ty = (place - each for place, each in zip(places, low, strict=True))
+            columns, rows = (torch.stack([each.long(), each.long() + 1]) for each in low)
+            column = columns[[0, 1, 0, 1]]
+            row = rows[[0, 0, 1, 1]]
+            self.weights = _shares(self.tx, self.ty)
         self.is_inside = (column >= 0) & (column < w) & (row >= 0) & (row < h)
         self.index = torch.where(self.is_inside, row * w + column, 0)
 
@@ -331,11 +307,9 @@ def _samples(
         if not count_x or not count_y:
             continue  # an empty box: its average is 0
         places = (counts == counts.new_tensor(pair)).all(1).nonzero()[:, 0]
-        low_x, high_x, part_x, inside_x = _axis(
-            edges[places, 0], bin_sizes[places, 0], bins[1], count_x, w
-        )
-        low_y, high_y, part_y, inside_y = _axis(
-            edges[places, 1], bin_sizes[places, 1], bins[0], count_y, h
+        (low_x, high_x, part_x, inside_x), (low_y, high_y, part_y, inside_y) = (
+            _axis(edges[places, dim], bin_sizes[places, dim], bins[1 - dim], count, pixels)
+            for dim, count, pixels in ((0, count_x, w), (1, count_y, h))
         )
         image = boxes[places, 0].long()[:, None, None, None, None] * (h * w)
         # (K, bins of y, bins of x, samples of y, samples of x)

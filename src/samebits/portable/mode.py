@@ -30,11 +30,19 @@ _WRITTEN = {"aten::native_batch_norm": (3, 4)}
 
 
 class PortableMode(TorchDispatchMode):
-    """Replaces operations by portable ones while it is entered, in this thread."""
+    """Replaces operations by portable ones while it is entered, in this thread.
 
-    def __init__(self) -> None:
+    Args:
+        lists: Note the operations that have no portable form, and compute them as torch does, instead of refusing them.
+    """
+
+    def __init__(self, *, lists: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.functions: dict[Any, Callable[..., Any]] = {}
+        self.refused: dict[str, NoPortableForm] = {}
+        self._lists = lists
+        if lists:
+            _listing.append(self)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -48,13 +56,19 @@ class PortableMode(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        function = self.functions.get(func)
-        if function is None:
-            function = self.functions[func] = self._resolve(func)
-        result = function(*args, **(kwargs or {}))
-        if result is NotImplemented:
-            raise _refused(f"{func.name()} with these arguments")
-        return result
+        try:
+            function = self.functions.get(func)
+            if function is None:
+                function = self.functions[func] = self._resolve(func)
+            result = function(*args, **(kwargs or {}))
+            if result is NotImplemented:
+                raise _refused(f"{func.name()} with these arguments")
+            return result
+        except NoPortableForm as error:
+            if not self._lists:
+                raise
+            self.refused.setdefault(error.operation, error)
+            return func(*args, **(kwargs or {}))
 
     def _resolve(self, func: Any) -> Callable[..., Any]:
         """Return the portable form of an operation.
@@ -260,45 +274,19 @@ def _file(frame: FrameType) -> str:
 # A process that has this variable computes what has no portable form as torch does, and lists it.
 LIST_OPERATIONS = "SAMEBITS_LIST_OPERATIONS"
 
-_modes: list[ListingMode] = []
-
-
-class ListingMode(PortableMode):
-    """Replaces operations by portable ones, and notes those that have no portable form instead of refusing them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.refused: dict[str, NoPortableForm] = {}
-        _modes.append(self)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # torch adds its own to each class that has none
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        try:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        except NoPortableForm as error:
-            self.refused.setdefault(error.operation, error)
-            return func(*args, **(kwargs or {}))
+_listing: list[PortableMode] = []
 
 
 def listed_operations() -> dict[str, Any] | None:
-    """Return what this process has computed, as plain JSON; None without a `ListingMode`.
+    """Return what this process has computed, as plain JSON; None without a mode that lists operations.
 
     Returns:
         portable: the number of operations; refused: for each other one what, cause, fix and where.
     """
-    if not _modes:
+    if not _listing:
         return None
-    used = {func.name().partition(".")[0] for mode in _modes for func in mode.functions}
-    refused = {name: each for mode in _modes for name, each in mode.refused.items()}
+    used = {func.name().partition(".")[0] for mode in _listing for func in mode.functions}
+    refused = {name: each for mode in _listing for name, each in mode.refused.items()}
     portable = used - {name.partition(" ")[0].partition(".")[0] for name in refused}
     return {
         "portable": len(portable),

@@ -127,11 +127,8 @@ def avg_pool(num_dims: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor
         rule = (kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
         return over(sums, divisor(sums, x, *rule))
 
-    def backward(
-        g: Tensor, x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool,
-        count_include_pad: bool, divisor_override: int | None,
-    ) -> Tensor:  # fmt: skip
-        rule = (kernel, stride, padding, ceil_mode, count_include_pad, divisor_override)
+    def backward(g: Tensor, x: Tensor, *rule: Any) -> Tensor:
+        kernel, stride, padding, ceil_mode, *_ = rule
         g = over(g, divisor(g, x, *rule))
         wide = x.double()
         with in_any_order():

@@ -8,7 +8,7 @@ generator, so seeds and checkpoints work as ever. Arguments are those of torch's
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -31,7 +31,7 @@ _STEP, _FIRST, _SECOND = (
 )
 
 
-def _hashes(n: int, device: torch.device, generator: torch.Generator | None) -> Iterator[Tensor]:
+def _hashes(n: int, device: torch.device, generator: Generator | None) -> Iterator[Tensor]:
     """Yield n int64 of 63 random bits, in chunks of an even size (but the last)."""
     if generator is not None and generator.device.type != "cpu":
         generator = None
@@ -46,34 +46,40 @@ def _hashes(n: int, device: torch.device, generator: torch.Generator | None) -> 
         yield (x >> 1) & ((1 << 63) - 1)
 
 
-def _fill(x: Tensor, parts: Iterator[Tensor]) -> Tensor:
-    """Write chunks into a tensor, in the order of its elements."""
-    return x.copy_(torch.cat(list(parts))[: x.numel()].view(x.shape)) if x.numel() else x
+def _fill(x: Tensor, generator: Generator | None, convert: Callable[[Tensor], Tensor]) -> Tensor:
+    """Write into a tensor, in the order of its elements, what a function makes of an even number of random bits."""
+    n = x.numel()
+    if not n:
+        return x
+    parts = [convert(bits) for bits in _hashes(n + n % 2, x.device, generator)]
+    return x.copy_(torch.cat(parts)[:n].view(x.shape))
 
 
 def uniform(
-    x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: torch.Generator | None = None
+    x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Generator | None = None
 ) -> Tensor:
     """Fill with uniform numbers of 24 bits in [low, high)."""
-    units = (bits >> 39 for bits in _hashes(x.numel(), x.device, generator))
-    return _fill(x, ((each.double() * 2.0**-24 * (high - low) + low).to(x.dtype) for each in units))
+
+    def numbers(bits: Tensor) -> Tensor:
+        return ((bits >> 39).double() * 2.0**-24 * (high - low) + low).to(x.dtype)
+
+    return _fill(x, generator, numbers)
 
 
 def normal(
-    x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None
+    x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None
 ) -> Tensor:
     """Fill with normal numbers: sqrt(-2 log u) times cosine and sine of 2 pi v (Box and Muller, 1958)."""
     if std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
 
-    def numbers() -> Iterator[Tensor]:
-        for bits in _hashes(x.numel() + x.numel() % 2, x.device, generator):
-            u, v = ((bits >> 31).double() * 2.0**-32).view(-1, 2).unbind(1)
-            radius = sqrt((log64(1.0 - u) * -2.0).float()).double()
-            pairs = torch.stack(_cos_sin(v), dim=1).mul_(radius[:, None])
-            yield (pairs.view(-1) * std + mean).to(x.dtype)
+    def numbers(bits: Tensor) -> Tensor:
+        u, v = ((bits >> 31).double() * 2.0**-32).view(-1, 2).unbind(1)
+        radius = sqrt((log64(1.0 - u) * -2.0).float()).double()
+        pairs = torch.stack(_cos_sin(v), dim=1).mul_(radius[:, None])
+        return (pairs.view(-1) * std + mean).to(x.dtype)
 
-    return _fill(x, numbers())
+    return _fill(x, generator, numbers)
 
 
 def _cos_sin(v: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,7 +98,7 @@ def _cos_sin(v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def normal_around(
-    mean: Tensor | float, std: Tensor | float, *, generator: torch.Generator | None = None
+    mean: Tensor | float, std: Tensor | float, *, generator: Generator | None = None
 ) -> Tensor:
     """Return normal numbers with a mean and a deviation of each: float64 ones, times std, plus mean, rounded."""
     if (torch.as_tensor(std) < 0).any():
@@ -105,7 +111,7 @@ def normal_around(
 
 
 def bernoulli(
-    x: Tensor, p: float | Tensor | None = None, *, generator: torch.Generator | None = None
+    x: Tensor, p: float | Tensor | None = None, *, generator: Generator | None = None
 ) -> Tensor:
     """Fill with 1 at probability p, else 0. Without p, return a new tensor for the probabilities in x."""
     if p is None or isinstance(p, Tensor):
@@ -116,24 +122,17 @@ def bernoulli(
             generator=generator,
         )
         return (numbers < (x if p is None else p)).to(x.dtype)
-    return _fill(
-        x,
-        (
-            (bits >> 39 < p * 2.0**24).to(x.dtype)
-            for bits in _hashes(x.numel(), x.device, generator)
-        ),
-    )
+    limit = p * 2.0**24
+    return _fill(x, generator, lambda bits: (bits >> 39 < limit).to(x.dtype))
 
 
-def exponential(
-    x: Tensor, rate: float = 1.0, *, generator: torch.Generator | None = None
-) -> Tensor:
+def exponential(x: Tensor, rate: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     """Fill with exponential numbers: -log(1 - u) / rate, of uniform numbers u."""
     units = uniform(torch.empty(x.shape, device=x.device), generator=generator)
     return x.copy_(log64(1.0 - units.double()) * (-1.0 / rate))
 
 
-def dirichlet(alpha: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+def dirichlet(alpha: Tensor, *, generator: Generator | None = None) -> Tensor:
     """Return shares (..., n) that add up to 1: gamma numbers over their sum, by Marsaglia and Tsang (2000)."""
     wide = alpha.double()
     shape = torch.where(wide < 1.0, wide + 1.0, wide) - 1.0 / 3.0
@@ -154,14 +153,12 @@ def dirichlet(alpha: Tensor, *, generator: torch.Generator | None = None) -> Ten
     return (gamma / exact_sum(gamma, (-1,), keepdim=True).clamp(min=2.0**-900)).to(alpha.dtype)
 
 
-def integer(x: Tensor, low: int, high: int, *, generator: torch.Generator | None = None) -> Tensor:
+def integer(x: Tensor, low: int, high: int, *, generator: Generator | None = None) -> Tensor:
     """Fill with whole numbers in [low, high)."""
-    return _fill(x, (low + bits % (high - low) for bits in _hashes(x.numel(), x.device, generator)))
+    return _fill(x, generator, lambda bits: low + bits % (high - low))
 
 
-def permutation(
-    n: int, device: torch.device, *, generator: torch.Generator | None = None
-) -> Tensor:
+def permutation(n: int, device: torch.device, *, generator: Generator | None = None) -> Tensor:
     """Return 0 to n - 1 in a random order, (n,) int64: the order of n hashes."""
     if not n:
         return torch.empty(0, dtype=torch.int64, device=device)

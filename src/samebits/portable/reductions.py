@@ -16,6 +16,8 @@ from samebits.portable.grid import exact_sum, over, sum_of_squares
 from samebits.portable.pooling import scatter_sum
 
 Dims = int | Sequence[int] | None
+# Of input, weight and bias; None for those that are not asked for.
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def dims_of(x: Tensor, dim: Dims) -> list[int]:
@@ -57,7 +59,7 @@ def var_mean(
     deviation = x - center
     total = exact_sum(deviation * deviation, dims, keepdim=keepdim)
     spread = over(total, max(n - (1 if correction is None else correction), 0))
-    return spread.to(x.dtype), mean(x, dims, keepdim)
+    return spread.to(x.dtype), center if keepdim else center.squeeze(dims)
 
 
 def norm(
@@ -94,16 +96,13 @@ def batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Normalize (N, C, ...) by the statistics of the batch or the running ones; update these in training."""
     if not training:
-        assert running_mean is not None
-        assert running_var is not None
-        center = running_mean
-        inverse = rsqrt(running_var + eps)
+        center, inverse = _of_running(running_mean, running_var, eps)
         empty = x.new_empty(0)
         return _scaled(x - _wide(center, x.dim()), inverse, weight, bias), empty, empty
     dims = others(x, 1)
     n = x.numel() // x.shape[1]
-    deviation, *statistics, inverse = _statistics(x, dims, eps)
-    center, variance, inverse = (each.view(-1) for each in (*statistics, inverse))
+    deviation, *statistics = _statistics(x, dims, eps)
+    center, variance, inverse = (each.view(-1) for each in statistics)
     for running, new in (
         (running_mean, center),
         (running_var, (variance * (n / max(n - 1, 1))).float()),
@@ -111,6 +110,13 @@ def batch_norm(
         if running is not None:
             running.mul_(1 - momentum).add_(new * momentum)
     return _scaled(deviation, inverse, weight, bias), center, inverse
+
+
+def _of_running(mean: Tensor | None, variance: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """Running mean, and 1 / root of the running variance, (C,) each."""
+    assert mean is not None
+    assert variance is not None
+    return mean, rsqrt(variance + eps)
 
 
 def _statistics(x: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, ...]:
@@ -132,13 +138,10 @@ def _scaled(
 def batch_norm_backward(
     g: Tensor, x: Tensor, weight: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None,
     center: Tensor | None, inverse: Tensor | None, training: bool, eps: float, mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> Gradients:  # fmt: skip
     """Return the gradients of input, weight and bias of `batch_norm`."""
     if not training:
-        assert running_mean is not None
-        assert running_var is not None
-        center = running_mean
-        inverse = rsqrt(running_var + eps)
+        center, inverse = _of_running(running_mean, running_var, eps)
     assert center is not None
     assert inverse is not None
     dims = others(x, 1)
@@ -180,7 +183,7 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 def layer_norm_backward(
     g: Tensor, x: Tensor, shape: Sequence[int], center: Tensor, inverse: Tensor, weight: Tensor | None,
     bias: Tensor | None, mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> Gradients:  # fmt: skip
     """Return the gradients of input, weight and bias of `layer_norm`."""
     dims = range(x.dim() - len(shape), x.dim())
     others = range(x.dim() - len(shape))
@@ -216,7 +219,7 @@ def group_norm(
 def group_norm_backward(
     g: Tensor, x: Tensor, center: Tensor, inverse: Tensor, weight: Tensor | None, n: int, c: int, size: int,
     groups: int, mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> Gradients:  # fmt: skip
     """Return the gradients of input, weight and bias of `group_norm`."""
     shape = (n, groups, c // groups * size)
     center = center.view(n, groups, 1)

@@ -100,7 +100,7 @@ def portable_step(optimizer: Optimizer) -> Callable[[], Any]:
     if owner.__module__.startswith("torch.optim"):
         if not is_adam and owner.__name__ not in _PLAIN:
             raise _refused(owner.__name__, fix="Use SGD, Adam or AdamW, or set kernels='auto'.")
-    elif (line := find_in_class(type(optimizer), "torch.")) is not None:
+    elif (line := find_in_class(type(optimizer))) is not None:
         raise _refused(type(optimizer).__name__, line)
 
     def step() -> Any:
@@ -137,7 +137,7 @@ def _check_scheduler(scheduler: LRScheduler) -> None:
     kind = type(scheduler)
     values = vars(scheduler)
     if not kind.__module__.startswith("torch.optim"):
-        line = find_in_class(kind, "torch.")
+        line = find_in_class(kind)
         if line is not None:
             raise _refused(kind.__name__, line)
         return
@@ -182,12 +182,12 @@ def find_in_function(function: Any) -> str | None:
     return next(_lines(function, set()), None)
 
 
-def find_in_class(kind: type, package: str) -> str | None:
-    """Return the first such line of a class and of its bases outside of a package."""
+def find_in_class(kind: type) -> str | None:
+    """Return the first such line of a class and of its bases outside of torch."""
     members = [
         each
         for base in kind.__mro__
-        if not base.__module__.startswith((package, "builtins", "typing", "abc"))
+        if not base.__module__.startswith(("torch.", "builtins", "typing", "abc"))
         for each in vars(base).values()
     ]
     return next(

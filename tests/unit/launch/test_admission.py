@@ -352,18 +352,21 @@ def test_a_node_outside_of_a_complete_world_reports_why_it_waits(
 
 def test_a_refused_launcher_is_named_to_those_that_wait(tmp_path: Path) -> None:
     store = HashStore()
-    note = rendezvous.as_note(LaunchError("another run uses a:1", given="seed: 0 there, 7 here\nlr: 1 there, 2 here"))
-    rendezvous.report_refusal(store, note)
+    error = LaunchError("another run uses a:1", given="seed: 0 there, 7 here\nlr: 1 there, 2 here")
+    rendezvous.report_refusal(store, error)
     assert store.num_keys() == 0  # a store of another program
     store.set(rendezvous.OWNER, "{}")
-    rendezvous.report_refusal(store, note)
+    rendezvous.report_refusal(store, error)
     assert rendezvous.read_refusal(store).endswith(
         " was refused: another run uses a:1 (seed: 0 there, 7 here; lr: 1 there, 2 here)"
     )
 
 
 def test_an_interrupted_launcher_leaves_no_note() -> None:
-    assert rendezvous.as_note(KeyboardInterrupt()) == ""
+    store = HashStore()
+    store.set(rendezvous.OWNER, "{}")
+    rendezvous.report_refusal(store, KeyboardInterrupt())
+    assert store.num_keys() == 1
 
 
 @pytest.mark.parametrize("note", [b"\xff", b"[]", b"{}", 10**5 * b"[", b"1"])

@@ -48,7 +48,7 @@ def reduce(
     shares: Sequence[Sequence[int]] = (),
 ) -> tuple[list[Tensor], Network, set[bool]]:
     """The sums on all ranks of a world, what was sent, and whether ranks halved what they held."""
-    coroutines = Coroutines(lambda: None, lambda _: None)
+    coroutines = Coroutines(lambda: lambda: None)
     network = Network(size, lambda: coroutines.wait(True), machines)
     shares = shares or EVEN.leaves(len(values), size, machines)
     nodes = rank_nodes(tuple(shares), len(values))

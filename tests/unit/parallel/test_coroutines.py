@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,17 +17,14 @@ class Global:
     def __init__(self) -> None:
         self.value: str | None = None
 
-    def leave(self) -> str | None:
+    def leave(self) -> Callable[[], None]:
         value, self.value = self.value, None
-        return value
-
-    def come_back(self, value: str | None) -> None:
-        self.value = value
+        return lambda: setattr(self, "value", value)
 
 
 def turns() -> tuple[Coroutines, Global]:
     state = Global()
-    return Coroutines(state.leave, state.come_back), state
+    return Coroutines(state.leave), state
 
 
 def test_functions_change_over_where_they_wait_and_get_the_same_answer() -> None:

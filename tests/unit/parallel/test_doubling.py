@@ -47,7 +47,7 @@ class Found(NamedTuple):
 
 def add_up(size: int, num: int, *, leaves_early: int | None = None) -> Found:
     """What each micro-batch of each rank receives; one of them may leave before the second sum."""
-    outer, base = Coroutines(lambda: None, lambda _: None), alone("cpu")
+    outer, base = Coroutines(lambda: lambda: None), alone("cpu")
     network = Network(size, lambda: outer.wait(True))
     shares = [part(0, num, size, rank) for rank in range(size)]
     nodes = [partials(*share, num) for share in shares]
@@ -55,7 +55,7 @@ def add_up(size: int, num: int, *, leaves_early: int | None = None) -> Found:
 
     def run(rank: int) -> list[list[Tensor]]:
         world = SimulatedWorld(rank, size, 0, CPU, "gloo", base.host, None, base.assignment, network=network)
-        sums = LayerSums(world, CPU, ["first", "second", "third"], 8, Coroutines(lambda: None, lambda _: None))
+        sums = LayerSums(world, CPU, ["first", "second", "third"], 8, Coroutines(lambda: lambda: None))
 
         def body(micro: MicroBatch) -> list[Tensor]:
             stop = 1 if micro.index == leaves_early else NUM_SUMS

@@ -79,7 +79,7 @@ def test_a_large_bucket_is_sent_to_all_ranks_at_once() -> None:
 
 
 def test_ranks_that_wait_for_a_message_that_is_not_sent_are_an_error() -> None:
-    coroutines = Coroutines(lambda: None, lambda _: None)
+    coroutines = Coroutines(lambda: lambda: None)
     network = Network(2, lambda: coroutines.wait(True))
     first = TreeAllReduce(Bucket([nn.Parameter(torch.empty(4))], 0, 1, CPU), world_of(0, 2, network), [[], [(0, 1)]], 0)
 

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,9 +116,9 @@ class _Ranks:
         # those of the host: `LayerSums` seeds them after each wait.
         # A step of all ranks takes long, and torch fills caches in each new thread: threads are kept.
         self._coroutines = (
-            Coroutines(torch.get_rng_state, torch.set_rng_state, idle_s=600.0)
+            Coroutines(lambda: partial(torch.set_rng_state, torch.get_rng_state()), idle_s=600.0)
             if is_synchronized
-            else Coroutines(lambda: None, lambda _: None, idle_s=600.0)
+            else Coroutines(lambda: lambda: None, idle_s=600.0)
         )
         self._loader = Loader(
             job.train_data, lambda: iter(()), job.world.device, channels_last=job.config.channels_last

@@ -80,8 +80,8 @@ def test_optimizers_clipping_and_averages_keep_their_bits(name: str) -> None:
 class WithHabits(PortableMode):
     """Portable arithmetic of a processor with a GPU's habits, also in threads that are started later."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, lists: bool = False) -> None:
+        super().__init__(lists=lists)
         self.habits = GpuHabits()
 
     @classmethod

@@ -16,7 +16,7 @@ from samebits.config.schema import RunConfig
 from samebits.errors import ConfigError
 from samebits.parallel.coroutines import Coroutines
 from samebits.portable.arithmetic import portable_arithmetic, use_portable_arithmetic
-from samebits.portable.mode import ListingMode, listed_operations
+from samebits.portable.mode import PortableMode, listed_operations
 
 X = torch.linspace(0.1, 2.0, 64).view(1, 1, 8, 8)
 ROWS = X.view(8, 8)
@@ -93,7 +93,7 @@ def test_the_error_names_the_line_of_the_module() -> None:
 
 
 def test_all_operations_of_a_run_are_listed_at_once() -> None:
-    mode = ListingMode()
+    mode = PortableMode(lists=True)
     with portable_arithmetic(mode):
         found = nn.Sequential(nn.Linear(8, 8), Rare())(torch.linalg.vector_norm(ROWS, 3) * ROWS)
     assert found.shape == (8, 8)  # as torch computes them
@@ -126,7 +126,7 @@ def test_threads_of_micro_batches_compute_in_portable_arithmetic(switched_on: No
             ROWS.logcumsumexp(1)
         return True
 
-    threads = Coroutines(lambda: None, lambda state: None)
+    threads = Coroutines(lambda: lambda: None)
     assert threads.run([body, body], lambda values: None) == [True, True]
     use_portable_arithmetic(False)
     assert threads.run([lambda: ROWS.logcumsumexp(1).numel()] * 2, lambda values: None) == [64, 64]

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,13 +25,13 @@ from torch.distributed import PrefixStore, TCPStore
 
 from samebits.cluster import abort
 from samebits.cluster.address import interface_towards, machine, numbered
-from samebits.cluster.connecting import is_lost_peer
+from samebits.cluster.connecting import first_line, is_lost_peer
 from samebits.cluster.env import RankAssignment
 from samebits.cluster.signed import Seal, SignedStore
 from samebits.cluster.timeout import call_with_timeout
 from samebits.cluster.views import torch_traps
 from samebits.cluster.views.membership import Membership, View, ViewEnded
-from samebits.cluster.world import World, add_group, alone, join
+from samebits.cluster.world import World, add_group, alone
 from samebits.cores import schedule_threads
 from samebits.errors import LaunchError
 from samebits.open_files import raise_open_files
@@ -48,21 +48,6 @@ DESTROY_S = 10.0
 def is_loss(error: BaseException) -> bool:
     """Return whether an error can come from the loss of another process, or of its store."""
     return isinstance(error, (ViewEnded, dist.DistError)) or is_lost_peer(error)
-
-
-def join_any(
-    assignment: RankAssignment, device: str, backend: str, join_timeout_s: float, timeout_s: float
-) -> AbstractContextManager[World]:
-    """Join the world of this process, whether or not its members may change."""
-    if assignment.views:
-        return join_views(assignment, join_timeout_s, timeout_s)
-    return join(
-        assignment,
-        device=device,
-        backend=backend,
-        join_timeout_s=join_timeout_s,
-        timeout_s=timeout_s,
-    )
 
 
 @contextmanager
@@ -91,7 +76,7 @@ def join_views(
                 raise
             raise LaunchError(
                 f"member {assignment.member} lost another process",
-                given=str(error).strip().partition("\n")[0][:200],
+                given=first_line(error)[:200],
                 cause="that process has ended; its own output gives the reason",
                 fix="Read the output of the other ranks, or logs/ in the run folder.",
             ) from error

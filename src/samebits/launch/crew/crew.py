@@ -199,7 +199,7 @@ class Crew:
     def run(self) -> tuple[bool, dict[int, WorkerResult]]:
         """Run until all are done or the run has failed; return whether it has, and the results of what is done."""
         try:
-            self._start_all(self._num_procs)
+            self._start_all()
             while True:
                 time.sleep(POLL_S)
                 running = self._running()
@@ -237,17 +237,16 @@ class Crew:
         # Rank 0 serves the store, not the launcher: the others can then finish and save after the launcher was killed.
         return LocalRanks(self._num_procs, self._round, port=0 if self._keeps else self._view.port)
 
-    def _start(self, slot: int) -> None:
-        self._processes[slot] = start_member(self._entry, self._num_started, slot, self._ranks())
+    def _start(self, slot: int, ranks: LocalRanks) -> None:
+        self._processes[slot] = start_member(self._entry, self._num_started, slot, ranks)
         self._num_started += 1
 
-    def _start_all(self, num_procs: int) -> None:
-        self._num_procs = num_procs
-        numbers = range(self._num_started, self._num_started + num_procs)
+    def _start_all(self) -> None:
+        numbers = range(self._num_started, self._num_started + self._num_procs)
         # Before they start: a process that is in no view is a replacement.
         self._begin_view(list(numbers), is_urgent=True)
-        for slot in range(num_procs):
-            self._start(slot)
+        for slot in range(self._num_procs):
+            self._start(slot, self._ranks())
 
     def _begin_view(self, numbers: list[int], *, is_urgent: bool) -> None:
         number = self._view.number + 1
@@ -346,7 +345,7 @@ class Crew:
         self._supervisor.report(
             f"{count}: the other processes continue, and a new one will join them"
         )
-        self._start(lost.slot)
+        self._start(lost.slot, self._ranks())
         return True
 
     def _admit(self) -> None:
@@ -383,7 +382,7 @@ class Crew:
         self._round += 1
         self._processes = {}
         self._done = {}
-        self._start_all(self._num_procs)
+        self._start_all()
         return True
 
     def _plan_restart(self) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import replace
 from torch.distributed import TCPStore
 
 from samebits.cluster.store import serve_store
+from samebits.cluster.timeout import wait_until
 from samebits.cluster.views.membership import View, broken_mark, write_view
 from samebits.errors import LaunchError
 from samebits.launch.crew.crew import (
@@ -126,11 +127,11 @@ class RecoveringCrew(NodeCrew[View]):
         board.publish(last)
         if self._rendezvous.serves:
             # Without the store the others could not complete the run, or save.
-            limit = time.monotonic() + self._supervisor.stop_timeout_s + LINGER_S
-            while time.monotonic() < limit and any(
-                "member" in state.members.values() for state in others()
-            ):
-                time.sleep(POLL_S)
+            wait_until(
+                lambda: all("member" not in state.members.values() for state in others()),
+                self._supervisor.stop_timeout_s + LINGER_S,
+                POLL_S,
+            )
             self._rendezvous.end(code, text, lambda: not others())
         board.leave(last)
 
@@ -270,7 +271,7 @@ class RecoveringCrew(NodeCrew[View]):
         write_view(self._entry.folder / VIEWS_FILE, view)
         if is_first and self._supervisor.stop is None:
             for slot in range(self._num_procs):
-                self._start(slot)
+                self._start(slot, self._ranks())
 
     def _lead(self) -> None:
         """Name the next view, if that is for this launcher to do and something has changed."""

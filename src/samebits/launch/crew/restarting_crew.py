@@ -18,7 +18,7 @@ from pathlib import Path
 
 from samebits.cluster.timeout import REPORT_EVERY_S
 from samebits.errors import LaunchError
-from samebits.launch.crew.crew import POLL_S, Entry, LocalRanks, pids_of, start_member
+from samebits.launch.crew.crew import POLL_S, Entry, LocalRanks, pids_of
 from samebits.launch.crew.node_crew import NodeCrew
 from samebits.launch.crew.recovery import Recovery
 from samebits.launch.nodes.board import (
@@ -182,8 +182,7 @@ class RestartingCrew(NodeCrew[NodeView]):
             self._num_procs, view.number, first_rank, view.size, view.address, view.port
         )
         for slot in slots:
-            self._processes[slot] = start_member(self._entry, self._num_started, slot, place)
-            self._num_started += 1
+            self._start(slot, place)
 
     def _end_view(self) -> bool | None:
         """End this machine's processes, to wait for the next view; return None, as the run is not over (`_poll`)."""

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 
+from samebits.cluster.connecting import first_line
 from samebits.cluster.rendezvous import ranks_text
 from samebits.cluster.signed import SignedStore
 from samebits.cluster.silence import Silence
@@ -307,9 +308,7 @@ class StoreBoard(Generic[V]):
             except (RuntimeError, ValueError) as error:  # DistError is a RuntimeError
                 self._num_failures += 1
                 if self._num_failures >= MAX_FAILURES:
-                    self.broken = (
-                        str(error).strip().partition("\n")[0][:200] or type(error).__name__
-                    )
+                    self.broken = first_line(error)[:200]
                 # torch's client cannot be used any more after a call that was given up in the middle.
                 if not is_last:
                     with suppress(RuntimeError):

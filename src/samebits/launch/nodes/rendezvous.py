@@ -21,9 +21,10 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
 from samebits.cluster.address import port_holder, split_endpoint, store_address
+from samebits.cluster.connecting import first_line
 from samebits.cluster.signed import SignedStore, peek
 from samebits.cluster.store import open_for_nodes
-from samebits.cluster.timeout import as_clock, call_with_timeout
+from samebits.cluster.timeout import as_clock, call_with_timeout, wait_until
 from samebits.errors import LaunchError, cannot_make, printable
 from samebits.launch.nodes import auth
 from samebits.open_files import out_of_files
@@ -39,15 +40,6 @@ Wait = Literal["first", "others", "turn"]
 _MAX_CHARS = (
     600  # of a note, which is not signed: any program that reaches the port may have written it
 )
-
-
-def as_note(error: BaseException) -> str:
-    """Return the note that a refused launcher leaves for those that wait; empty for another kind of error."""
-    if not isinstance(error, LaunchError):
-        return ""
-    given = "; ".join((error.slots.get("given") or error.slots.get("cause", "")).splitlines())
-    text = f"{error.what} ({given})" if given else error.what
-    return json.dumps({"host": socket.gethostname(), "text": text[:_MAX_CHARS]})
 
 
 def read_refusal(store: Store) -> str:
@@ -154,7 +146,7 @@ def admit(store: Store, nodes: RendezvousConfig, serves: bool) -> bool:
     except dist.DistError as error:
         raise LaunchError(
             f"node {socket.gethostname()} lost the rendezvous at {nodes.endpoint} while it joined",
-            given=str(error).splitlines()[0][:200],
+            given=first_line(error)[:200],
             cause="the launcher that serves it has just ended; its own output gives the reason",
             fix="Start the same command on all machines again.",
         ) from None
@@ -202,10 +194,16 @@ def check(store: Store, nodes: RendezvousConfig) -> bool:
     return is_first
 
 
-def report_refusal(store: Store, note: str) -> None:
-    """Report to the launchers of the run that this one was refused; a store of another program is left unchanged."""
-    if note and peek(store, OWNER) is not None:
-        store.set(REFUSED, note)
+def report_refusal(store: Store, error: BaseException) -> None:
+    """Leave a note for the launchers of the run that wait, if this one was refused with a LaunchError.
+
+    A store of another program is left unchanged.
+    """
+    if isinstance(error, LaunchError) and peek(store, OWNER) is not None:
+        given = "; ".join((error.slots.get("given") or error.slots.get("cause", "")).splitlines())
+        text = f"{error.what} ({given})" if given else error.what
+        note = {"host": socket.gethostname(), "text": text[:_MAX_CHARS]}
+        store.set(REFUSED, json.dumps(note))
 
 
 def compare(theirs: Mapping[str, Any], mine: Mapping[str, Any], has_own_id: bool) -> Sequence[str]:
@@ -345,8 +343,8 @@ class NodeRendezvous:
             self.key = self._agree_on_key(run, is_first)
             self.store = SignedStore(run, auth.nodes_seal(self.key, nodes))
         except BaseException as error:
-            note = as_note(error)
-            self.query(lambda: report_refusal(self._store, note))
+            refusal = error
+            self.query(lambda: report_refusal(self._store, refusal))
             self._clean_up()
             raise
 
@@ -409,16 +407,17 @@ class NodeRendezvous:
             self.wait(lambda: self.store.put("folder", _inode(folder)), ANSWER_S)
             return
         first = self.wait(lambda: self.store.wait_for("folder"), ANSWER_S)
-        end = time.monotonic() + VISIBLE_S
-        while _inode(folder) != first:
-            if time.monotonic() > end:
-                raise LaunchError(
-                    "cluster.recovery=in_step with --nodes needs a run folder on a disk that all machines share",
-                    given=f"{folder} is not the folder that the first machine uses",
-                    fix="Set --run-dir to a shared disk, or cluster.recovery=restart.",
-                )
+
+        def is_same() -> bool:
             self._check()
-            time.sleep(0.1)
+            return bool(_inode(folder) == first)
+
+        if not wait_until(is_same, VISIBLE_S, 0.1):
+            raise LaunchError(
+                "cluster.recovery=in_step with --nodes needs a run folder on a disk that all machines share",
+                given=f"{folder} is not the folder that the first machine uses",
+                fix="Set --run-dir to a shared disk, or cluster.recovery=restart.",
+            )
 
     def refusal(self) -> str:
         """Return what the last refused launcher reported; empty if none was refused."""
@@ -427,13 +426,9 @@ class NodeRendezvous:
     def end(self, code: int, text: str, has_been_read: Callable[[], bool] = lambda: True) -> None:
         """End the run on all nodes; the first to call this sets the result. The server waits until it is read."""
 
-        def wait_for_others() -> None:
-            while not has_been_read():
-                time.sleep(0.05)
-
         self.query(lambda: self.store.put_first("ended", {"code": code, "text": text}))
         if self.serves:
-            self.query(wait_for_others, LINGER_S)
+            self.query(lambda: wait_until(has_been_read, LINGER_S, 0.05), LINGER_S)
         self._clean_up()
 
     def _clean_up(self) -> None:
