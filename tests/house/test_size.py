@@ -14,7 +14,7 @@ pytestmark = pytest.mark.check
 # Syntax nodes of the package: lines can be packed, and were. Lower the number after a cut. Raise it only with
 # the reason beside it, and with the same number cut elsewhere in the same series of commits (ADR 68). It was 461,209
 # before the cuts of ADR 69 and of ADR 70 paid for ranks as processes, gate, debug, and what verify compares.
-NODES = 414_600
+NODES = 407_700
 SLACK = 500  # below the number, so that a small cut need not touch it
 
 

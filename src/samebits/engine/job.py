@@ -20,7 +20,7 @@ from samebits.engine.parts import Parts
 from samebits.engine.progress import Progress, StepResult
 from samebits.metrics.early_stop import last_step
 from samebits.module.ema import ModelEma
-from samebits.parallel.reduce import StepSum
+from samebits.parallel.reduce import Reducer
 from samebits.provenance.fingerprint import Fingerprint
 from samebits.provenance.record import EVAL_BATCH
 
@@ -44,7 +44,7 @@ class Job:
     parts: Parts  #: The recipe's parts.
     model: nn.Module  #: `parts.model`, on the device.
     optimizer: Optimizer  #: The optimizer of the trainable parameters.
-    reducer: StepSum  #: Sums a step over the world.
+    reducer: Reducer  #: Sums a step over the world.
     order: Order  #: The sample order.
     train_data: Samples  #: The training samples.
     eval_data: Samples  #: The validation samples.

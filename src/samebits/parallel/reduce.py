@@ -500,6 +500,3 @@ class Reducer:
             self._buffers.restore(buffers)
 
         return restore
-
-
-StepSum = Reducer  # as `engine.job` names it
