@@ -172,7 +172,8 @@ def test_strange_records_are_not_waited_for(run: Path, kind: str, code: int, pri
         records.symlink_to(precious)
     if kind == "link":
         precious.write_text("mine\n")
-    assert code == 0 or "metrics.jsonl" in printed(RESUME, code)
+    text = printed(RESUME, code)
+    assert code == 0 or "metrics.jsonl" in text
     assert (precious.read_text() if precious.exists() else None) == ("mine\n" if kind == "link" else None)
 
 
