@@ -47,7 +47,7 @@ def drifting(every: str) -> RunConfig:
 @pytest.mark.parametrize(
     ("world", "guilty", "words"),
     [
-        (2, 1, "ranks 0 and 1 differ after step 4"),
+        (2, 1, "rank 0 and rank 1 differ after step 4"),
         (3, 1, "rank 1 differs from the others after step 4"),
         (3, 0, "rank 0 differs from the others after step 4"),
     ],
