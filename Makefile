@@ -52,7 +52,7 @@ test-gpu: .venv/.installed-dev  ## run the tests that need a GPU; without one, l
 
 fuzz: .venv/.installed-dev  ## read 5,000 mutated files, attack 20 runs; FUZZ=50000 ATTACKS=100 for more, FUZZ_SEED=7 to repeat a run
 	@FUZZ="$${FUZZ:-5000}" FUZZ_SEED="$${FUZZ_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/fuzz $(PYTEST_ARGS)
-	@ATTACKS="$${ATTACKS:-20}" ATTACKS_SEED="$${ATTACKS_SEED:-$$(date +%s)}" $(PY) -m pytest -s tests/cluster/test_random_attacks.py $(PYTEST_ARGS)
+	@ATTACKS="$${ATTACKS:-20}" ATTACKS_SEED="$${ATTACKS_SEED:-$$(date +%s)}" $(PY) -m pytest -s -m "" tests/cluster/test_random_attacks.py $(PYTEST_ARGS)
 
 check: .venv/.installed-dev build/docs/.built  ## check format, lint, types, import layers, house rules and documentation
 	@$(PY) -m ruff format --check --quiet $(SOURCES) || { echo "fix: make format" >&2; exit 1; }

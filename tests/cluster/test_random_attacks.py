@@ -15,7 +15,7 @@ NUM_ATTACKS = int(os.environ.get("ATTACKS", "1"))
 SEED = int(os.environ.get("ATTACKS_SEED", "3"))
 
 
-@pytest.mark.full
+@pytest.mark.lab
 @pytest.mark.timeout(0)
 def test_no_run_under_attack_ends_in_other_weights_or_without_a_text(tmp_path: Path) -> None:
     samebits("train", TINY, *trials.SETTINGS, "--procs", 1, "--run-dir", tmp_path / "alone", cwd=tmp_path)

@@ -72,7 +72,7 @@ def test_written_calls_have_torchs_values() -> None:
     assert {*CALLS} <= {*found["forms"]}
 
 
-@pytest.mark.full
+@pytest.mark.lab
 @pytest.mark.timeout(3600)
 def test_all_samples_have_torchs_values_and_reach_all_overloads() -> None:
     found = [compare("2", "--share", str(share), str(SHARES)) for share in range(SHARES)]
