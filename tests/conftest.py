@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import subprocess
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,10 +46,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "full: widens what another test in `make test` holds; make test-full runs it (CONTRIBUTING.md)"
     )
+    config.addinivalue_line("markers", "one_in(n): of its `full` cases, make test-full runs one in n, the lab all")
     config.addinivalue_line("markers", "check: whether the sources follow the house rules; make check runs it")
     config.addinivalue_line(
         "markers", "lab: long, with a shorter test of the same beside it; make test-cluster runs it"
     )
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave most of the `full` cases of a large table to the lab, always the same ones."""
+    share = item.get_closest_marker("one_in")
+    if share is not None and item.get_closest_marker("full") and zlib.crc32(item.name.encode()) % share.args[0]:
+        item.add_marker(pytest.mark.lab)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

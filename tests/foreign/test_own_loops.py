@@ -28,6 +28,7 @@ def test_what_is_only_logged_changes_nothing(starter: Starter, tmp_path: Path, n
 
 
 @pytest.mark.parametrize("name", some_of(EXACT))
+@pytest.mark.one_in(3)
 def test_the_loop_is_exact_where(starter: Starter, tmp_path: Path, name: str) -> None:
     loop = EXACT[name]
     ended = [start(starter, tmp_path, loop, procs) for procs in (1, 2, 3)]

@@ -164,6 +164,7 @@ def _verify(folder: Path) -> bool:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", FORGERIES)
+@pytest.mark.one_in(3)
 def test_a_forged_publication_is_found_without_options(signed: Path, keys: Path, user: Path, name: str) -> None:
     forged = Path(shutil.copytree(signed / "model", user / "model"))
     FORGERIES[name](forged, signed, keys)

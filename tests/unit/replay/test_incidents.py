@@ -11,6 +11,7 @@ from tests.unit.replay.incidents import INCIDENTS, Incident
 
 @pytest.mark.full
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda each: each.name)
+@pytest.mark.one_in(3)
 def test_the_printed_hints_lead_to_a_planted_incident(tmp_path: Path, incident: Incident) -> None:
     (tmp_path / "recipe.py").write_text(incident.recipe())
     code = 0 if incident.look else 6

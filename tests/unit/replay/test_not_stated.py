@@ -86,6 +86,7 @@ def test_from_scratch_ends_at_a_step_that_differs(run: Path) -> None:
 @pytest.mark.parametrize(
     "setting", [each if "record" in each else pytest.param(each, marks=pytest.mark.full) for each in RESUMED]
 )
+@pytest.mark.one_in(3)
 def test_an_honest_run_that_is_resumed_with_another_setting_is_verified(tmp_path: Path, setting: str) -> None:
     prepare_process()
     verdict = resumed_with(setting, tmp_path / "run")

@@ -123,6 +123,7 @@ QUICK = ("end: zeros", "file: no provenance.json", "file: a planted checkpoint",
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.full) for name in FORGERIES]
 )
+@pytest.mark.one_in(3)
 def test_a_forged_run_is_found_without_options(honest: Path, tmp_path: Path, name: str) -> None:
     assert len(FORGERIES) == 30
     run = tmp_path / "run"
