@@ -266,6 +266,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for edit in EDITS
     ],
 )
+@pytest.mark.one_in(3)
 def test_an_edit_is_judged_right_and_its_place_is_named(edit: Edit, folder: Path) -> None:
     is_right, is_named, report = judge(edit, folder)
     assert is_right, report

@@ -37,6 +37,7 @@ def test_the_loop_is_exact_where(starter: Starter, tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", some_of(WARNED))
+@pytest.mark.one_in(3)
 def test_the_loop_is_exact_with_a_warning_where(starter: Starter, tmp_path: Path, name: str) -> None:
     ended = [start(starter, tmp_path, WARNED[name], procs) for procs in (1, 2)]
     assert len({each.sha256 for each in ended}) == 1

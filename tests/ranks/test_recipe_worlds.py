@@ -71,6 +71,7 @@ CASES: dict[str, Callable[[Path], Callable[..., Any]]] = {
         pytest.param("segment, coco", 8, {2: 0}, 5, marks=FULL),
     ],
 )
+@pytest.mark.one_in(2)
 def test_a_recipe_gives_one_hash_in_all_worlds_and_after_a_stop(
     pool: RankPool, tmp_path: Path, case: str, num_steps: int, worlds: dict[int, int], stop_at: int
 ) -> None:

@@ -67,6 +67,7 @@ def test_the_network_paints_as_the_fixtures_painter(parity_folder: Path, pose_fo
             assert np.array_equal(theirs, ours)
 
 
+@pytest.mark.one_in(2)
 def test_maps_and_people_are_the_references(valid: Valid) -> None:
     # The last picture has the most people. All go through the test below.
     for number in [valid.numbers[-1]] if len(valid.facts["scale_factor"]) == 1 else [0]:
@@ -103,6 +104,7 @@ def test_results_in_cocos_form_are_the_references(valid: Valid) -> None:
         assert np.abs(ours - valid.arrays[f"results/{name}"]).max() <= tolerance
 
 
+@pytest.mark.one_in(2)
 def test_the_whole_path_gives_the_references_statistics(valid: Valid) -> None:
     metric = PoseMetric(valid.skeleton)
     targets = [valid.target(number) for number in valid.numbers]

@@ -24,6 +24,7 @@ def two_threads() -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("view", [pytest.param("full", marks=pytest.mark.full), "wide"])
 @pytest.mark.parametrize("name", [CONFIGS[0], *(pytest.param(name, marks=pytest.mark.full) for name in CONFIGS[1:])])
+@pytest.mark.one_in(3)
 def test_the_full_network_equals_the_official_one(parity_folder: Path, name: str, view: str) -> None:
     arrays = np.load(parity_folder / "pose_outputs.npz")
     case, width = f"{name}/{view}", int(name.split("_w")[1][:2])

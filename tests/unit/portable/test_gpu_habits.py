@@ -120,6 +120,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("recipe", "optim"),
     [pytest.param(*run, id=f"{run[0]} by {run[1]['name']}", marks=[FULL] * (run[0] != ONE)) for run in RUNS],
 )
+@pytest.mark.one_in(3)
 def test_recipes_keep_their_hashes(data: Path, tmp_path: Path, recipe: str, optim: dict[str, Any]) -> None:
     def trained(*, habits: bool, portable: bool) -> str:
         config = portable_runs.config_of(recipe, data, "portable" if portable else "auto")
