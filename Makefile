@@ -28,7 +28,7 @@ help:  ## list the targets
 digits: .venv/.installed  ## train the digits recipe on 2 processes, in under a minute after set-up
 	@$(PY) -m samebits train digits --procs $(PROCS)
 
-test: .venv/.installed-dev  ## run at least one test of each promise and part: about 8 minutes on 2 cores
+test: .venv/.installed-dev  ## run at least one test of each promise and part: 8 to 12 minutes on 2 cores
 	@$(PYTEST) -m "not full and not lab and not check" $(PYTEST_ARGS)
 
 test-full: .venv/.installed-dev  ## run the tests that `make test` leaves out
