@@ -191,17 +191,9 @@ def test_a_preset_for_own_images_names_its_size(name: str, px: int) -> None:
     assert f"{px} px" in text.splitlines()[0]
 
 
-@pytest.mark.timeout(2400)  # of the defaults, two minutes on two free cores
-@pytest.mark.parametrize(
-    ("settings", "least"),
-    [
-        pytest.param({"epochs": 12}, 0.5, marks=pytest.mark.full),
-        pytest.param({}, 0.7, marks=pytest.mark.lab),  # 0.87 was seen
-    ],
-)
-def test_classify_learns_from_three_classes_of_40_photos(
-    tmp_path: Path, settings: dict[str, Any], least: float
-) -> None:
+@pytest.mark.lab
+@pytest.mark.timeout(2400)  # two minutes on two free cores
+def test_the_defaults_of_classify_learn_from_three_classes_of_40_photos(tmp_path: Path) -> None:
     # The objects differ in color and shape; position, size and background are random.
     for number, (name, color) in enumerate(
         {"apple": (190, 40, 40), "banana": (220, 200, 60), "leaf": (60, 150, 60)}.items()
@@ -221,6 +213,5 @@ def test_classify_learns_from_three_classes_of_40_photos(
             else:
                 ImageDraw.Draw(image).regular_polygon((x, y, size // 2), 20 if name == "apple" else 4, 0, shade)
             image.save(tmp_path / "photos" / name / f"{index}.jpg")
-    settings = {"data.root": str(tmp_path / "photos"), **settings}
-    run = samebits_package.train("classify", settings, procs=2, run_dir=tmp_path / "run")
-    assert run.metrics["top1"] >= least, "chance is a third"
+    run = samebits_package.train("classify", {"data.root": str(tmp_path / "photos")}, procs=2, run_dir=tmp_path / "run")
+    assert run.metrics["top1"] >= 0.7  # chance is a third; 0.87 was seen
