@@ -171,6 +171,14 @@ def test_an_exact_loop_is_refused_as_ranks(tmp_path: Path, call: str) -> None:
     assert is_script(str(script))
 
 
+@pytest.mark.parametrize(("ranks", "text"), [(None, "samebits.exact("), (2, "samebits.exact("), (2, "x = (")])
+def test_a_script_that_python_cannot_read_is_run_and_shows_its_own_error(
+    tmp_path: Path, ranks: int | None, text: str
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    assert is_script(str(tmp_path / "train.py"), ranks)
+
+
 MENTIONS = "import samebits\n# as ExactTrainer does\nprint('samebits.exact(model)')"
 
 

@@ -29,11 +29,14 @@ def is_script(source: str, ranks: int | None = None) -> bool:
     path = Path(source)
     if path.suffix != ".py" or not path.is_file():
         return bool(ranks)
-    # Not from the text: a comment or a message may name them too.
-    tree = _tree(str(path))
-    imports = [each for each in ast.walk(tree) if isinstance(each, ast.Import | ast.ImportFrom)]
-    used = {name.rpartition(".")[2] for name in names(tree)}
-    has_loop = bool(used & _EXACT) and "samebits" in " ".join(map(ast.unparse, imports))
+    text = path.read_bytes()
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):  # Python's own error is shown by what runs it
+        return bool(ranks) or b"exact(" in text
+    # Not by the text: a comment or a message may name them too.
+    used = {each.rpartition(".")[2] for each in names(tree)}
+    has_loop = bool(used & _EXACT) and b"samebits" in text
     # A script may have a function build() too.
     is_recipe = any(
         isinstance(each, ast.FunctionDef) and each.name == "build" for each in tree.body

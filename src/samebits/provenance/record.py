@@ -41,7 +41,6 @@ from samebits.errors import CheckpointError, cannot_read, cannot_write
 from samebits.plain_file import (
     MAX_MEMORY_BYTES,
     json_text,
-    no_link,
     open_plain,
     parse_json,
     read_plain,
@@ -261,7 +260,10 @@ class StepWriter:
         self.link = extend(self.link, content)
         try:
             if self._file is None:
-                self._file = open(self._path, "ab", buffering=0, opener=no_link)  # noqa: SIM115 - closed by `close`
+                # No link: a stranger's run folder must not lead to another file. Not made again: one that is gone
+                # would continue without its header and its steps.
+                flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+                self._file = open(os.open(self._path, flags), "ab", buffering=0)  # noqa: SIM115 - closed by `close`
             self._file.write(content)
         except OSError as error:
             raise cannot_write(self._path, error) from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from samebits.errors import CheckpointError, cannot_write
-from samebits.plain_file import no_link, read_part
+from samebits.plain_file import read_part
 from samebits.scratch import is_running
 
 LOCK = "run.lock"
@@ -38,8 +38,14 @@ class RunLock:
             CheckpointError: Another process holds the lock, or the lock file cannot be written.
         """
         try:
-            # To append: after `truncate`, a write at an old position would leave a hole of zeros before the text.
-            file = open(self.path, "a+", encoding="utf-8", opener=no_link)  # noqa: SIM115 - closed by `release`
+            # O_NOFOLLOW: in another user's folder, the lock could be a link to a file of this user.
+            # O_APPEND: after `truncate`, a write at an old position would leave a hole of zeros before the text.
+            handle = os.open(
+                self.path,
+                os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o644,
+            )
+            file = os.fdopen(handle, "a+", encoding="utf-8")
         except OSError as error:
             raise cannot_write(self.path, error) from None
         try:

@@ -44,6 +44,16 @@ def written(path: Path, num_steps: int = 5, **changes: float) -> StepWriter:
     return writer
 
 
+def test_a_file_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "steps.bin"
+    written(path).close()
+    writer = StepWriter(path, 5, read_steps(path).link())
+    path.unlink()
+    with pytest.raises(CheckpointError):
+        writer.append(record(5))
+    assert not path.exists()
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "steps.bin"

@@ -16,6 +16,7 @@ import pytest
 
 from samebits.errors import CheckpointError
 from samebits.storage.run_folder import RunFolder, check_run_dir, check_target, new_folder, write_atomically
+from samebits.storage.run_lock import RunLock
 
 
 @pytest.fixture
@@ -270,3 +271,14 @@ def test_a_process_that_takes_over_waits_for_the_lock_of_one_that_has_not_ended_
     ending.join()  # it sets `finished` after the close that the other one waits for
     assert ending.finished.is_set()
     second.close()
+
+
+def test_no_other_user_may_write_into_the_lock_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    lock = RunLock(tmp_path)
+    try:
+        lock.take()
+        assert lock.path.stat().st_mode & 0o022 == 0
+    finally:
+        lock.release()
+        os.umask(before)
